@@ -1,0 +1,50 @@
+# `make` alone lists the targets. Each makes .venv first when it is missing or older than the pins.
+
+SCALE ?= full
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Work is spread over processes, one per core: threads inside each only get in each other's way.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup reproduce smoke test test-all lab report verify bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: .venv/ready  ## .venv with the exact packages of requirements.lock
+
+reproduce: .venv/ready  ## every result of every notebook, then the verdicts; SCALE=full unless given; resumes
+	@.venv/bin/artifact reproduce --scale $(SCALE)
+
+smoke: .venv/ready  ## the same at the small scale, in minutes
+	@.venv/bin/artifact reproduce --scale smoke
+
+test: .venv/ready  ## the tests but the slow ones
+	@.venv/bin/pytest
+
+test-all: .venv/ready  ## all tests
+	@.venv/bin/pytest -m "slow or not slow"
+
+lab: .venv/ready  ## JupyterLab at the overview, on this machine only
+	@.venv/bin/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_overview.ipynb
+
+report: .venv/ready  ## the static HTML report of the results at SCALE
+	@.venv/bin/artifact report --scale $(SCALE)
+
+verify: .venv/ready  ## every claim against the results at SCALE
+	@.venv/bin/artifact verify --scale $(SCALE)
+
+bench: .venv/ready  ## how fast the simulator counts
+	@.venv/bin/artifact bench simulator
+
+clean:  ## remove results and caches, nothing else
+	rm -rf data/results .pytest_cache .ruff_cache .hypothesis build
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+.venv/ready: requirements.lock pyproject.toml
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "make: Python 3.11 or newer is needed, found \"$(PYTHON)\": install python3.11 or say PYTHON=path" >&2; exit 2; }
+	@echo "Making .venv from requirements.lock; the first time this downloads the packages."
+	@"$(PYTHON)" -m venv .venv
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
