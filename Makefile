@@ -43,8 +43,8 @@ clean:  ## remove results and caches, nothing else
 .venv/ready: requirements.lock pyproject.toml
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "make: Python 3.11 or newer is needed, found \"$(PYTHON)\": install python3.11 or say PYTHON=path" >&2; exit 2; }
-	@echo "Making .venv from requirements.lock; the first time this downloads the packages."
+	@echo "Making .venv from requirements.lock: $$(grep -c == requirements.lock) packages, downloaded the first time"
 	@"$(PYTHON)" -m venv .venv
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@.venv/bin/python -m pip install -qq --disable-pip-version-check --requirement requirements.lock
+	@.venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -1,0 +1,37 @@
+"""What several test files need: the checkout's root and the command line in this process."""
+
+import contextlib
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from artifact.__main__ import main
+
+
+class Ran(NamedTuple):
+    """One run of the command line."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout these tests lie in."""
+    return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def cli():
+    """`cli("kv", "simulate", "--json")` runs `artifact kv simulate --json` here and returns its code, out and err."""
+
+    def run(*arguments: object) -> Ran:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([str(argument) for argument in arguments])
+        return Ran(code, out.getvalue(), err.getvalue())
+
+    return run
