@@ -25,7 +25,8 @@ test-all: .venv/ready  ## all tests
 	@.venv/bin/pytest -m "slow or not slow"
 
 lab: .venv/ready  ## JupyterLab at the overview, on this machine only
-	@.venv/bin/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_overview.ipynb
+	@.venv/bin/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/00_overview.ipynb \
+		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 report: .venv/ready  ## the static HTML report of the results at SCALE
 	@.venv/bin/artifact report --scale $(SCALE)
