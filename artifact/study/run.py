@@ -1,0 +1,104 @@
+"""A notebook's run: where its results, figures and tables go, its claims' verdicts, and the manifest at its end."""
+
+import json
+import resource
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+
+import artifact
+from artifact.study import claims, provenance, results
+from artifact.study.scale import Scale
+
+PLOTLY = "plotly.min.js"
+_SHOWN = ["id", "text", "published", "claimed", "ours", "tolerance", "origin", "verdict", "reason"]
+
+
+class Run:
+    """Opened by `chain.notebook`; `scale` and `folder` are for reading, all that is written goes through here.
+
+    The first thing written takes the manifest of an earlier run away, `close` writes a new one: in between, nothing in
+    the folder counts as finished.
+    """
+
+    def __init__(self, name: str, scale: Scale, folder: Path) -> None:
+        self.name, self.scale, self.folder = name, scale, folder
+        self._files: list[str] = []
+        self._started, self._clock = datetime.now(UTC), time.monotonic()
+
+    def write(self, name: str, frame: pd.DataFrame) -> None:
+        """A tidy frame as the result `name` (`headline.csv`; durations in a `headline.timing.csv` of their own)."""
+        results.write(frame, self._path(name))
+
+    def figure(self, key: str, frame: pd.DataFrame | None = None) -> None:
+        """Draws figure `key` of `frame` and shows it; keeps it as JSON and HTML, and the frame as CSV beside them."""
+        from IPython.display import display
+
+        from artifact.study import figures
+
+        drawn = figures.draw(key, frame)
+        self._plotly()
+        if frame is not None:
+            results.write(frame, self._path(f"figures/{key}.csv"))
+        results.write_text(self._path(f"figures/{key}.json"), drawn.to_json())
+        results.write_text(self._path(f"figures/{key}.html"), drawn.to_html(
+            include_plotlyjs=f"../../{PLOTLY}", div_id=f"figure-{key}", config={"displaylogo": False}))
+        display({"application/vnd.plotly.v1+json": json.loads(drawn.to_json()), "text/plain": f"figure {key}"},
+                raw=True, metadata={"artifact": {"figure": key}})
+
+    def table(self, key: str, frame: pd.DataFrame) -> None:
+        """Shows `frame` as a table; keeps it as Markdown and LaTeX."""
+        from IPython.display import Markdown, display
+
+        from artifact.study import tables
+
+        text = tables.markdown(frame)
+        results.write_text(self._path(f"tables/{key}.md"), text)
+        results.write_text(self._path(f"tables/{key}.tex"), tables.latex(frame))
+        display(Markdown(text))
+
+    def verdicts(self) -> pd.DataFrame:
+        """One row for each claim that this notebook decides, or for all claims when it decides none."""
+        fresh = tuple(self.folder / name for name in self._files)
+        found = claims.verdicts(self.scale.name, self.folder.parents[1], claims.of(self.name), fresh)
+        return found[_SHOWN]
+
+    def close(self) -> None:
+        """Writes the manifest: the run is finished and what it wrote can be trusted."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        results.write_manifest(
+            self.folder, self._files, notebook=self.name, scale=self.scale.name, seed=self.scale.seed,
+            started=self._started.isoformat(timespec="seconds"), duration_s=round(time.monotonic() - self._clock, 3),
+            peak_rss_bytes=_peak_rss_bytes(), **facts())
+
+    def _path(self, name: str) -> Path:
+        """Where `name` goes, noted for the manifest. Called before each writing."""
+        if not self._files:
+            results.distrust(self.folder)
+        if name not in self._files:
+            self._files.append(name)
+        return self.folder / name
+
+    def _plotly(self) -> None:
+        path = self.folder.parent / PLOTLY
+        if not path.is_file():
+            from plotly.offline import get_plotlyjs
+
+            results.write_text(path, get_plotlyjs())
+
+
+def facts() -> dict[str, object]:
+    """What every manifest says of where its results come from: commit, machine, versions."""
+    commit, dirty = provenance.git_state()
+    installed = provenance.versions()
+    return {"artifact": artifact.__version__, "commit": commit, "dirty": dirty, **provenance.machine(),
+            "versions": {name: installed[name] for name in sorted(provenance.pinned()[0]) if name in installed}}
+
+
+def _peak_rss_bytes() -> int:
+    """The largest resident size that this process or one of its finished children reached."""
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return peak if sys.platform == "darwin" else peak * 1024

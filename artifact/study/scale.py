@@ -1,0 +1,84 @@
+"""A scale: how large each experiment is, and its seed; nothing else."""
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+
+from artifact.study import paths
+
+M = TypeVar("M", bound=BaseModel)
+ORDER = ("tiny", "smoke", "full")
+Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)]  # YAML has lists, a frozen model tuples
+
+
+class Scale(BaseModel):
+    """One file of data/scales. Every file has the same keys."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    name: str
+    seed: NonNegativeInt
+    sweep_requests: PositiveInt = Field(description="cap on the requests of one cell of a sweep")
+    block_tokens: Sizes = Field(description="block sizes of the headline and the heat map, tokens")
+    prompt_tokens: Sizes = Field(description="rows of the heat map, tokens")
+    run_length_requests: Sizes = Field(description="run lengths of the experiment on M1 by run length, requests")
+    trace_requests: PositiveInt = Field(description="the first so many requests of a real trace")
+    sample_requests: PositiveInt = Field(description="requests behind the placement pictures")
+
+
+def load(name: str, folder: Path | None = None) -> Scale:
+    """The scale `name` of `folder` (None: data/scales). ValueError, one line, for a name or file that is not right."""
+    folder = paths.data_dir() / "scales" if folder is None else Path(folder)
+    known = names(folder)
+    if name not in known:
+        raise ValueError(f"scale {name!r} is not one of: {', '.join(known) or f'(none in {folder})'}")
+    scale = validated(folder / f"{name}.yml", Scale)
+    if scale.name != name:
+        raise ValueError(f"{folder / name}.yml: name is {scale.name!r}; it must be the file's, {name!r}")
+    return scale
+
+
+def names(folder: Path | None = None) -> list[str]:
+    """The scales there are, smallest first."""
+    folder = paths.data_dir() / "scales" if folder is None else Path(folder)
+    found = sorted(path.stem for path in folder.glob("*.yml"))
+    return sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
+def read_yaml(path: Path) -> object:
+    """The content of a YAML file, safely loaded. ValueError, one line, naming the file when it is not YAML."""
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}:" if mark else ""
+        raise ValueError(f"{path}:{line} not YAML: {getattr(error, 'problem', None) or error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8 text") from None
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+
+
+def validated(path: Path, model: type[M]) -> M:
+    """The YAML file `path` as a `model`. ValueError, one line, naming file, key and what is allowed."""
+    return check(read_yaml(path), model, str(path))
+
+
+def check(content: object, model: type[M], where: str) -> M:
+    """`content` as a `model`; ValueError, one line, that starts with `where`."""
+    if not isinstance(content, dict):
+        raise ValueError(f"{where}: must be a mapping of {', '.join(model.model_fields)}")
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")  # a misspelt key before its lack
+        key = ".".join(map(str, first["loc"])) or "(all)"
+        if first["type"] == "extra_forbidden":
+            raise ValueError(f"{where}: unknown key {key!r}; allowed: {', '.join(model.model_fields)}") from None
+        if first["type"] == "missing":
+            raise ValueError(f"{where}: key {key!r} is missing; needed: {', '.join(model.model_fields)}") from None
+        allowed = {"tuple_type": "a list", "too_short": "a list with something in it"}.get(first["type"])
+        allowed = allowed or first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        raise ValueError(f"{where}: {key} is {first['input']!r}; it must be {allowed}") from None
