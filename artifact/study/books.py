@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import nbformat
-
 import artifact
-from artifact.study import claims, paths, provenance, results
+from artifact.study import claims, execute, paths, provenance, results
 from artifact.study.scale import Scale
 
 _DECLARED = ("results", "figures", "tables", "needs", "claims")
@@ -28,7 +26,7 @@ class Book:
 
     name: str
     path: Path
-    content: nbformat.NotebookNode
+    content: dict
     results: tuple[str, ...]
     figures: tuple[str, ...]
     tables: tuple[str, ...]
@@ -79,18 +77,17 @@ def inputs(book: Book, size: Scale, folder: Path) -> dict[str, str]:
         path = folder / need / results.MANIFEST
         manifest = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         needs.append([need, manifest.get("inputs"), manifest.get("files")])
-    cells = [[cell.cell_type, cell.source, cell.metadata.get("tags", [])] for cell in book.content.cells]
-    return {"notebook": _digest([cells, book.content.metadata.get("artifact")]), "scale": _digest(size.model_dump()),
+    cells = [[cell["cell_type"], cell["source"], cell["metadata"].get("tags", [])] for cell in book.content["cells"]]
+    return {"notebook": _digest([cells, book.content["metadata"].get("artifact")]), "scale": _digest(size.model_dump()),
             "claims": _digest([claim.model_dump() for claim in claims.of(book.name)]),
             "needs": _digest(needs), **_surroundings()}
 
 
 def _book(path: Path) -> Book:
-    try:
-        content = nbformat.read(path, as_version=4)
-    except Exception as error:  # nbformat raises its own, json's, and whatever a field of the wrong kind leads to
-        raise ValueError(f"{path}: not a notebook: {str(error).splitlines()[0]}") from None
-    declared = content.metadata.get("artifact", {})
+    content = execute.load(path)
+    declared = content["metadata"].get("artifact", {})
+    if not isinstance(declared, dict):
+        raise ValueError(f"{path}: metadata artifact must be a mapping of {', '.join(_DECLARED)}")
     for key, value in declared.items():
         if key not in _DECLARED:
             raise ValueError(f"{path}: metadata artifact.{key} is unknown; allowed: {', '.join(_DECLARED)}")

@@ -7,6 +7,7 @@ never reached are marked completed. What counts is every code cell's execution c
 """
 
 import ast
+import copy
 import json
 import os
 import re
@@ -18,37 +19,53 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import nbformat
 import psutil
 
 PARAMETERS = ("scale", "results")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def prepare(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+def load(path: Path) -> dict:
+    """A notebook file (nbformat 4) with each cell's source as one text; ValueError when it is none."""
+    try:
+        notebook = json.loads(Path(path).read_text(encoding="utf-8"))
+        if notebook["nbformat"] != 4:
+            raise ValueError(f"nbformat is {notebook['nbformat']}; it must be 4")
+        notebook["metadata"].get("artifact")
+        for cell in notebook["cells"]:
+            cell["source"] = "".join(cell["source"])
+            cell["metadata"].get("tags")
+            if cell["cell_type"] == "code":
+                cell["outputs"] = list(cell["outputs"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not a notebook: {error}") from None
+    return notebook
+
+
+def prepare(notebook: dict) -> dict:
     """A copy for batch: without cells tagged `interactive`, without outputs, for the kernel python3.
 
     Raises ValueError when the parameters are not exactly those of `PARAMETERS`: papermill only warns of unknown ones.
     """
-    batch = nbformat.from_dict(json.loads(json.dumps(notebook)))
-    batch.cells = [cell for cell in batch.cells if "interactive" not in _tags(cell)]
-    batch.metadata["kernelspec"] = {"name": "python3", "language": "python", "display_name": "Python 3"}
+    batch = copy.deepcopy(notebook)
+    batch["cells"] = [cell for cell in batch["cells"] if "interactive" not in _tags(cell)]
+    batch["metadata"]["kernelspec"] = {"name": "python3", "language": "python", "display_name": "Python 3"}
     for cell in _code(batch):
-        cell.outputs, cell.execution_count = [], None
+        cell["outputs"], cell["execution_count"] = [], None
     tagged = [cell for cell in _code(batch) if "parameters" in _tags(cell)]
     if len(tagged) != 1:
         raise ValueError(f"{len(tagged)} cells are tagged `parameters`; one must be, with {' and '.join(PARAMETERS)}")
     try:
-        names = [target.id for line in ast.parse(tagged[0].source).body for target in line.targets]
+        names = [target.id for line in ast.parse(tagged[0]["source"]).body for target in line.targets]
     except (SyntaxError, AttributeError):
-        names = [tagged[0].source.strip().split("\n")[0]]
+        names = [tagged[0]["source"].strip().split("\n")[0]]
     if sorted(names) != sorted(PARAMETERS):
         raise ValueError(f"the parameters cell sets {', '.join(names) or 'nothing'}; "
                          f"it must set {' and '.join(PARAMETERS)} and nothing else")
     return batch
 
 
-def execute(notebook: nbformat.NotebookNode, output: Path, parameters: Mapping[str, object], limit_s: float,
+def execute(notebook: dict, output: Path, parameters: Mapping[str, object], limit_s: float,
             tick: Callable[[float], None] = lambda elapsed_s: None) -> str | None:
     """Runs a prepared notebook in a fresh python3 kernel of this interpreter, in an empty temporary folder.
 
@@ -79,14 +96,14 @@ def execute(notebook: nbformat.NotebookNode, output: Path, parameters: Mapping[s
     return _judge(output, said, child.returncode, f"ran past its limit of {limit_s:g} s" if late else None)
 
 
-def _lay_out(folder: Path, notebook: nbformat.NotebookNode, output: Path, parameters: Mapping) -> tuple[Path, Path]:
+def _lay_out(folder: Path, notebook: dict, output: Path, parameters: Mapping) -> tuple[Path, Path]:
     kernel = folder / "jupyter" / "kernels" / "python3"
     for made in (kernel, folder / "work", folder / "ipython", folder / "runtime"):
         made.mkdir(parents=True)
     (kernel / "kernel.json").write_text(json.dumps({
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": "Python 3", "language": "python"}), encoding="utf-8")
-    nbformat.write(notebook, folder / "input.ipynb")
+    (folder / "input.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
     request = folder / "request.json"
     request.write_text(json.dumps({
         "input_path": str(folder / "input.ipynb"), "output_path": str(output), "parameters": dict(parameters),
@@ -102,30 +119,30 @@ def _environment(folder: Path) -> dict[str, str]:
 
 def _judge(output: Path, said: str, code: int, late: str | None) -> str | None:
     try:
-        cells = [cell for cell in _code(nbformat.read(output, as_version=4)) if cell.source.strip()]
+        cells = [cell for cell in _code(load(output)) if cell["source"].strip()]
     except (OSError, ValueError):
         return late or f"papermill wrote no notebook: {_last(said)}"
     where = _where(cells)
     if late:
         return f"{late} in {where}"
     for cell in cells:
-        for out in cell.outputs:
-            if out.output_type == "error":
-                return f"{_where(cells, cell)}: {out.ename}: {_last(out.evalue)}"
+        for out in cell["outputs"]:
+            if out["output_type"] == "error":
+                return f"{_where(cells, cell)}: {out['ename']}: {_last(out['evalue'])}"
     if "DeadKernelError" in said:
         return f"the kernel died (killed, or out of memory) in or after {where}"
     if code != 0:
         return f"papermill failed in {where}: {_last(said)}"
-    if [cell.execution_count for cell in cells] != list(range(1, len(cells) + 1)):
+    if [cell["execution_count"] for cell in cells] != list(range(1, len(cells) + 1)):
         return f"not every cell ran, in order: the last was {where}"
     return None
 
 
-def _where(cells: list[nbformat.NotebookNode], at: nbformat.NotebookNode | None = None) -> str:
+def _where(cells: list[dict], at: dict | None = None) -> str:
     """`code cell 3 of 7` as its author counts: `at`, or the one that runs, or else the last that ran."""
     if at is None:
-        begun = [cell for cell in cells if cell.execution_count is not None
-                 or cell.metadata.get("papermill", {}).get("status") == "running"]
+        begun = [cell for cell in cells if cell["execution_count"] is not None
+                 or cell["metadata"].get("papermill", {}).get("status") == "running"]
         if not begun:
             return "no cell"
         at = begun[-1]
@@ -138,12 +155,12 @@ def _last(text: str) -> str:
     return lines[-1][:500] if lines else "no message"
 
 
-def _tags(cell: nbformat.NotebookNode) -> list[str]:
-    return cell.metadata.get("tags", [])
+def _tags(cell: dict) -> list[str]:
+    return cell["metadata"].get("tags", [])
 
 
-def _code(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+def _code(notebook: dict) -> list[dict]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
 def end(pid: int) -> None:
@@ -168,6 +185,7 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.modules["rfc3987_syntax"] = None  # jsonschema would compile its grammar for a second; notebooks have no IRIs
     import papermill
 
     asked = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
