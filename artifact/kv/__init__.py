@@ -1,1 +1,1 @@
-"""The serving side of the study: requests, block allocators and the engine that runs them."""
+"""The serving side: requests, block allocators, continuous batching, and where the blocks land."""

@@ -1,1 +1,1 @@
-"""The memory side of the study: geometry, address maps and the bandwidth a placement gets."""
+"""In-memory attention's memory: geometry, address maps, and the bandwidth all-bank commands reach."""

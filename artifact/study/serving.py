@@ -1,0 +1,236 @@
+"""One cell of the serving study: requests through an allocator and an engine, and the bandwidth that is left."""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from artifact.kv import allocators, engine, placement, requests
+from artifact.pim import bandwidth, geometry, mapping
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Cell(BaseModel):
+    """A configuration, checked as a whole; the defaults are the study's.
+
+    `block_tokens` may be "derived": the block that is one region. `dram` and `model` are preset names or YAML files.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workload: Literal[requests.NAMES] = "steady"
+    trace_file: str | None = None
+    step_ms: Positive = 25.0
+    allocator: Literal[allocators.NAMES] = "paged"
+    address_map: Literal[mapping.NAMES] = "host-cacheline"
+    block_tokens: Count | Literal["derived"] = 16
+    requests: Count = 1000
+    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    model: str = "llama-gqa-8kv"
+    dram: str = "hbm3-pim"
+    max_batch: Count = 64
+    headroom: Positive = 1.3
+    pool_blocks: Count | None = None
+    rate: Positive | None = None
+    prompt_tokens: Count = 2048
+    output_tokens: Count = 128
+    admission: Literal[engine.ADMISSIONS] = "oracle"
+    watermark: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.01
+    coalesce: Literal[bandwidth.MODES] = "window"
+    window: Count = 64
+    kv_shards: Count = 1
+    kv_split: bool = False
+    spec_width: Count = 4
+    spec_depth: Count = 3
+    spec_accept: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
+    spec_adopt: Literal[engine.ADOPTS] = "auto"
+    pim_scratch: Literal[engine.SCRATCHES] = "separate"
+    pim_plan: Literal[allocators.PLANS] = "bestfit"
+    pim_compact: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    sample_every: Count = 16
+    sample_sequences: Count = 8
+
+    def __init__(self, **given):
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise ValueError(_one_line(error, type(self))) from None
+
+    @model_validator(mode="after")
+    def _fits_together(self):
+        if (self.workload == "trace") != (self.trace_file is not None):
+            raise ValueError("workload trace and trace_file go together; allowed: both or neither")
+        if self.allocator == "contiguous" and self.admission == "vllm":
+            raise ValueError(
+                "allocator contiguous cannot run under vllm admission; allowed: oracle, since it needs final lengths"
+            )
+        if self.kv_split and self.kv_shards > 1:
+            raise ValueError("kv_split with kv_shards above 1 is not defined; allowed: one of them")
+        return self
+
+    @cached_property
+    def memory(self):
+        """The PIM device one shard sees."""
+        return _table(geometry.Dram, geometry.dram, self.dram).shard(self.kv_shards)
+
+    @cached_property
+    def shape(self):
+        """The model shape one shard sees."""
+        return _table(geometry.Shape, geometry.shape, self.model).shard(self.kv_shards)
+
+    @property
+    def token_bytes(self):
+        """KV bytes of one token in one layer that lie together: K and V, or one of them when they are split."""
+        return self.shape.kv_bytes_per_token // (2 if self.kv_split else 1)
+
+    @property
+    def tokens_per_block(self):
+        if self.block_tokens == "derived":
+            return geometry.derived_block_tokens(self.memory, self.token_bytes)
+        return self.block_tokens
+
+    @property
+    def blocks_per_region(self):
+        return geometry.blocks_per_region(self.memory, self.token_bytes, self.tokens_per_block)
+
+    def load_requests(self):
+        """The cell's requests, drawn or read."""
+        if self.workload == "trace":
+            return requests.read_trace(self.trace_file, step_ms=self.step_ms, limit=self.requests)
+        return requests.generate(
+            self.workload,
+            self.requests,
+            self.seed,
+            rate=self.rate,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+        )
+
+    def num_blocks(self, work):
+        """Blocks of the pool for the requests `work`: what a full batch of mean requests needs, times the headroom."""
+        blocks = self.pool_blocks
+        if blocks is None:
+            mean = int(work.total_tokens.mean())
+            blocks = int(self.headroom * self.max_batch * -(-(mean + 1) // self.tokens_per_block))
+        if blocks < self.blocks_per_region:
+            raise ValueError(
+                f"pool of {blocks} blocks is smaller than one region; allowed: at least {self.blocks_per_region} blocks"
+            )
+        return allocators.padded(self.allocator, blocks, self.blocks_per_region)
+
+
+def _one_line(error, model):
+    """The first complaint of a pydantic error as one sentence: name, value, what is allowed."""
+    first = error.errors()[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {name!r}; allowed: {', '.join(model.model_fields)}"
+    wanted = "; or ".join(
+        dict.fromkeys(e["msg"].removeprefix("Input should be ") for e in error.errors() if e["loc"][0] == name)
+    )
+    return f"{name} is {first['input']!r}; allowed: {wanted}"
+
+
+def _table(kind, preset, name):
+    """A preset by name, or a user's YAML file."""
+    if not name.endswith((".yml", ".yaml")):
+        return preset(name)
+    from artifact.study import scale
+
+    return kind.from_mapping(scale.read_yaml(name), Path(name).stem)
+
+
+def run(cell, *, on_tables: Callable | None = None, on_progress: Callable | None = None):
+    """Simulate `cell` -> (summary dict, per-sample columns dict of arrays [S]).
+
+    The summary has the keys of the command line's `kv simulate --json`. `on_tables(samples)` sees every batch of
+    sampled block tables (`engine.Samples`, valid during the call); `on_progress(arrived, requests)` comes after each.
+    """
+    work = cell.load_requests()
+    memory, region, num_blocks = cell.memory, cell.blocks_per_region, cell.num_blocks(work)
+    order = mapping.address_map(cell.address_map, memory)
+    lay = bandwidth.layout(order, cell.token_bytes, cell.tokens_per_block, num_blocks)
+    slots = engine.Engine.slots(work, cell.max_batch)
+    pool = allocators.pool(cell.allocator, num_blocks, region, slots, seed=cell.seed, plan=cell.pim_plan)
+    machine = engine.Engine(work, pool, _rules(cell, num_blocks), seed=cell.seed)
+    batches = []
+    for batch in machine.samples():
+        how = {"coalesce": cell.coalesce, "window": cell.window}
+        counts = bandwidth.count_tables(batch.flat, batch.starts, batch.tokens, lay, memory, **how)
+        kv_bytes = batch.tokens * cell.token_bytes
+        columns = {
+            **{name: getattr(batch, name) for name in ("step", "request", "tokens", "live_blocks", "free_blocks")},
+            "kv_bytes": kv_bytes,
+            "bursts": counts.bursts,
+            "commands": counts.commands,
+            "hits": counts.commands - counts.misses,
+            **bandwidth.metrics(counts, kv_bytes, memory)._asdict(),
+            **placement.placement(batch.flat, batch.starts, batch.blocks, region, num_blocks)._asdict(),
+        }
+        batches.append({name: np.array(values) for name, values in columns.items()})
+        if on_tables:
+            on_tables(batch)
+        if on_progress:
+            on_progress(*machine.progress)
+    columns = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
+    return _summary(machine.outcome(), columns, cell.token_bytes), columns
+
+
+def _rules(cell, num_blocks):
+    adopt = cell.spec_adopt
+    if adopt == "auto":
+        adopt = "copyback" if cell.allocator == "pim-aware" else "splice"
+    return engine.Rules(
+        block_tokens=cell.tokens_per_block,
+        max_batch=cell.max_batch,
+        vllm=cell.admission == "vllm",
+        watermark_blocks=int(cell.watermark * num_blocks),
+        spec_width=cell.spec_width if cell.workload == "spec" else 0,
+        spec_depth=cell.spec_depth,
+        spec_accept=cell.spec_accept,
+        splice=adopt == "splice",
+        shared_scratch=cell.pim_scratch == "shared",
+        compact=cell.pim_compact,
+        sample_every=cell.sample_every,
+        sample_sequences=cell.sample_sequences,
+    )
+
+
+def _spread(name, values):
+    """Mean and 5th and 95th percentile (linear) of `values`, NaN when there are none."""
+    if not values.size:
+        values = np.array([np.nan])
+    low, high = np.percentile(values, [5, 95])
+    return {name: float(values.mean()), f"{name}_p05": float(low), f"{name}_p95": float(high)}
+
+
+def _mean(values):
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if values.size else float("nan")
+
+
+def _summary(outcome, columns, token_bytes):
+    time_ns = columns["m4_latency_ns"].sum()
+    latency = _spread("m4_latency_ns", columns["m4_latency_ns"])
+    counts = dict(vars(outcome))
+    copied_bytes = counts.pop("copied_tokens") * token_bytes
+    return {
+        **counts,
+        "copied_bytes": copied_bytes,
+        **_spread("m1_row_hit_frac", columns["m1_row_hit_frac"]),
+        **_spread("m2_bank_parallelism_frac", columns["m2_bank_parallelism_frac"]),
+        "m3_bandwidth_gbps": _mean(columns["m3_bandwidth_gbps"]),
+        "m4_latency_ns": latency["m4_latency_ns"],
+        "m4_latency_ns_p95": latency["m4_latency_ns_p95"],
+        "m3_busiest_gbps": _mean(columns["m3_busiest_gbps"]),
+        "m4_busiest_ns": _mean(columns["m4_busiest_ns"]),
+        "m3_total_gbps": float(columns["kv_bytes"].sum() / time_ns) if time_ns else float("nan"),
+        **{k: _mean(columns[k]) for k in ("block_adjacency_frac", "same_region_frac", "region_spread")},
+    }
