@@ -8,6 +8,8 @@ that each starts at once.
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
@@ -39,6 +41,268 @@ def env(as_json: bool) -> None:
     for key, value in rows.items():
         text = (", ".join(value) or "none") if isinstance(value, list) else "unknown" if value is None else value
         click.echo(f"{key.removesuffix('_bytes').removesuffix('_count').replace('_', ' '):<17} {text}")
+
+
+@cli.group()
+def kv() -> None:
+    """The serving study: requests, allocators, and the bandwidth their placement leaves."""
+
+
+# name, type, default as text, help; the names and defaults of `artifact.study.serving.Cell` (a test holds them equal)
+_CELL_OPTIONS = (
+    ("workload", str, "steady", "steady, spec, longctx, prefix, fixedlen or trace"),
+    ("trace", str, None, "Azure CSV or Mooncake JSONL, with --workload trace"),
+    ("step-ms", float, "25.0", "trace time per engine step"),
+    ("allocator", str, "paged", "paged, pim-aware, contiguous or random"),
+    ("address-map", str, "host-cacheline", "host-centric, host-cacheline or pim-friendly"),
+    ("block-tokens", str, "16", "tokens per block, or derived: the block that is one region"),
+    ("requests", int, "1000", "requests to draw, or to take from the trace"),
+    ("seed", int, "0", "seed of every random stream"),
+    ("model", str, "llama-gqa-8kv", "model shape: a name or a YAML file"),
+    ("dram", str, "hbm3-pim", "memory: a name or a YAML file"),
+    ("max-batch", int, "64", "most sequences decoded together"),
+    ("headroom", float, "1.3", "pool size / what a full batch of mean requests needs"),
+    ("pool-blocks", int, None, "pool size in blocks, instead of the headroom's"),
+    ("rate", float, None, "arrivals per step; the workload's own unless given"),
+    ("prompt-tokens", int, "2048", "prompt length of fixedlen"),
+    ("output-tokens", int, "128", "output length of fixedlen"),
+    ("admission", str, "oracle", "oracle or vllm"),
+    ("watermark", float, "0.01", "share of the pool vllm admission keeps free"),
+    ("coalesce", str, "window", "window or inorder"),
+    ("window", int, "64", "bursts per coalescing window"),
+    ("kv-shards", int, "1", "devices the KV heads are split over"),
+    ("spec-width", int, "4", "branches per speculation round"),
+    ("spec-depth", int, "3", "draft tokens per branch"),
+    ("spec-accept", float, "0.8", "acceptance p: draft token k is kept with p^k"),
+    ("spec-adopt", str, "auto", "auto, splice or copyback"),
+    ("pim-scratch", str, "separate", "separate or shared: where drafts live"),
+    ("pim-plan", str, "bestfit", "bestfit or greedy"),
+    ("pim-compact", float, "0.0", "empty regions filled below this share; 0 = never"),
+    ("sample-every", int, "16", "steps between samples"),
+    ("sample-sequences", int, "8", "sequences per sample"),
+)
+
+
+def _cell_options(command):
+    for name, kind, default, text in reversed(_CELL_OPTIONS):
+        note = f"{text}  [default: {default}]" if default else text
+        command = click.option(f"--{name}", type=kind, help=note, show_default=False)(command)
+    return click.option("--kv-split", is_flag=True, help="K and V in tensors of their own; one is measured")(command)
+
+
+def _cell(given):
+    from artifact.study.serving import Cell
+
+    given = {name: value for name, value in given.items() if value is not None}
+    if "trace" in given:
+        given["trace_file"] = given.pop("trace")
+    tokens = given.get("block_tokens")
+    if tokens is not None and tokens != "derived":
+        if not tokens.lstrip("-").isdigit():
+            raise ValueError(f"block_tokens is {tokens!r}; allowed: a whole number of at least 1, or derived")
+        given["block_tokens"] = int(tokens)
+    return Cell(**given)
+
+
+def _print(result, as_json):
+    """A flat mapping for people, or as one JSON object; NaN is null there."""
+    if as_json:
+        click.echo(json.dumps({k: None if v != v else v for k, v in result.items()}))
+        return
+    for key, value in result.items():
+        click.echo(f"{key:<32} {value:.6g}" if isinstance(value, float) else f"{key:<32} {value}")
+
+
+@kv.command()
+@_cell_options
+@click.option("--out", type=click.Path(dir_okay=False), help="Also every sample, as CSV with a manifest.")
+@click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
+def simulate(out: str | None, as_json: bool, **given: object) -> None:
+    """Run one configuration: a workload through an allocator, and M1 to M4 of its placement."""
+    from artifact.study import serving
+
+    cell = _cell(given)
+    with _progress("requests", as_json) as show:
+        summary, samples = serving.run(cell, on_progress=show)
+    if out:
+        serving.write_samples(out, cell, samples)
+    _print(summary, as_json)
+
+
+@contextmanager
+def _progress(what, quiet):
+    """A bar on stderr once something takes longer than two seconds; call the yielded function with (done, all)."""
+    from tqdm import tqdm
+
+    with tqdm(unit=f" {what}", delay=2, disable=quiet or None, leave=False, file=sys.stderr) as bar:
+
+        def show(done, total):
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
+
+
+@kv.command()
+@_cell_options
+@click.option("--out", type=click.Path(dir_okay=False), help="Write there instead of stdout.")
+def requests(out: str | None, **given: object) -> None:
+    """The requests of a workload as CSV: rid, arrival_step, prompt_len, output_len, prefix_id, prefix_len."""
+    text = _cell(given).load_requests().to_csv()
+    if not out:
+        click.echo(text, nl=False)
+        return
+    from artifact.study import results
+
+    results.write_text(Path(out), text)
+
+
+@kv.command()
+@click.argument("operations", type=click.Path(dir_okay=False))
+@click.option("--allocator", default="paged", help="paged, pim-aware, contiguous or random")
+def replay(operations: str, allocator: str) -> None:
+    """The block ids an allocator hands out for OPERATIONS, a JSON file.
+
+    {"pool_blocks": N, "block_tokens": T, "ops": [["alloc" | "append", seq, tokens], ["free", seq], ...]}
+    -> {"new_blocks": [[ids], null, ...]}, null for a free.
+    """
+    from artifact.study import serving
+
+    click.echo(json.dumps({"new_blocks": serving.replay(operations, allocator)}))
+
+
+_RESULTS = click.option("--results", "results_dir", type=click.Path(), metavar="DIR",
+                        help="Where results lie. Default: data/results in a checkout, ./results elsewhere.")
+_SCALE = click.option("--scale", metavar="S", help="tiny, smoke or full. Default: the largest that has been run.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of tables and progress.")
+
+
+@cli.command()
+@click.option("--scale", metavar="S", default="smoke", help="tiny (tests), smoke (minutes) or full.")
+@click.option("--only", multiple=True, metavar="03 …", help="Only notebooks that start so, and what they need.")
+@click.argument("more", nargs=-1, metavar="")
+@click.option("--force", is_flag=True, help="Run them even when they are up to date.")
+@_RESULTS
+@_JSON
+def reproduce(scale: str, only: tuple, more: tuple, force: bool, results_dir: str | None, as_json: bool) -> int:
+    """Run the notebook chain; what is up to date is skipped, so an interrupted run goes on where it stopped.
+
+    Exit code 1 when a notebook failed.
+    """
+    from artifact.study import chain, claims, paths
+
+    if more and not only:
+        raise click.UsageError(f"Got unexpected argument {more[0]!r}; notebooks are picked with --only.")
+    outcomes = chain.reproduce(scale, only=(*only, *more), force=force, results_dir=results_dir,
+                               say=(lambda line: None) if as_json else lambda line: click.echo(line, err=True))
+    folder = paths.results_dir(results_dir)
+    judged = claims.verdicts(scale, folder)
+    claims.write(judged, scale, folder)
+    states = [outcome["state"] for outcome in outcomes]
+    counts = {f"{state.replace(' ', '_')}_count": states.count(state) for state in chain.STATES}
+    if as_json:
+        _print_json(scale=scale, results=str(folder), **counts, **claims.counts(judged), notebooks=outcomes)
+    else:
+        click.echo(f"notebooks: {_listed(counts)}; claims: {_listed(claims.counts(judged))}")
+        click.echo(f"results in {folder / scale}; `artifact verify` shows the claims, `artifact report` makes pages")
+    return int(counts["failed_count"] + counts["skipped_count"] > 0)
+
+
+@cli.command()
+@_SCALE
+@_RESULTS
+@_JSON
+def status(scale: str | None, results_dir: str | None, as_json: bool) -> None:
+    """What has been run, what is out of date and why; runs nothing."""
+    from artifact.study import chain, paths, tables
+    from artifact.study import scale as scales
+
+    folder = paths.results_dir(results_dir)
+    scale = scale or scales.largest(folder)
+    rows = chain.status(scale, results_dir)
+    if as_json:
+        _print_json(scale=scale, results=str(folder), notebooks=rows)
+        return
+    click.echo(f"scale {scale}, results in {folder / scale}")
+    click.echo(tables.text(rows, ["notebook", "state", "started", "duration_s", "reason"]))
+
+
+@cli.command()
+@_SCALE
+@_RESULTS
+@_JSON
+def verify(scale: str | None, results_dir: str | None, as_json: bool) -> int:
+    """Every claim against the results of a scale. Exit code 1 when one is decided otherwise than expected."""
+    from artifact.study import claims, paths, tables
+    from artifact.study import scale as scales
+
+    folder = paths.results_dir(results_dir)
+    scale = scale or scales.largest(folder)
+    scales.load(scale)
+    judged = claims.verdicts(scale, folder)
+    counts = claims.counts(judged)
+    if (folder / scale).is_dir():
+        claims.write(judged, scale, folder)
+    rows = judged.astype(object).where(judged.notna(), None).to_dict("records")
+    if as_json:
+        _print_json(scale=scale, **counts, claims=[{**row, "scale": scale, "decided_at": row["scale"]} for row in rows])
+    else:
+        for row in rows:
+            row["paper"] = row["published"] or f"({row['claimed']})"
+            row["ours"] = "" if row["ours"] is None else f"{row['ours']:.6g}"
+            row["verdict"] += "" if row["holds"] else f", expected {row['expected']}"
+        click.echo(f"scale {scale}; a number in brackets is the artifact's own claim")
+        click.echo(tables.text(rows, ["id", "paper", "ours", "tolerance", "verdict", "reason"]))
+        click.echo(_listed(counts))
+    return int(counts["failed_count"] > 0)
+
+
+@cli.command()
+@_SCALE
+@_RESULTS
+@_JSON
+def report(scale: str | None, results_dir: str | None, as_json: bool) -> None:
+    """A folder of HTML pages of a scale's results: claims, figures, notebooks, provenance; opens without a network."""
+    from artifact.study import paths
+    from artifact.study import report as pages
+    from artifact.study import scale as scales
+
+    index = pages.build(scale or scales.largest(paths.results_dir(results_dir)), results_dir)
+    if as_json:
+        _print_json(index=str(index))
+    else:
+        click.echo(index)
+
+
+@cli.command()
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@click.option("--rtol", default=1e-9, help="Numbers may differ by this fraction of B's.")
+@click.option("--atol", default=0.0, help="And by this much, in the column's unit.")
+@_JSON
+def compare(a: str, b: str, rtol: float, atol: float, as_json: bool) -> int:
+    """Two result CSVs, or two folders of them: what differs beyond the tolerances. Exit code 1 when something does."""
+    from artifact.study import compare as comparison
+    from artifact.study import tables
+
+    found, files, values = comparison.compare(a, b, rtol, atol)
+    rows = found.astype(object).where(found.notna(), None).to_dict("records")
+    if as_json:
+        _print_json(a=a, b=b, rtol=rtol, atol=atol, files_count=files, values_count=values,
+                    differences_count=len(rows), differences=rows)
+    else:
+        if rows:
+            click.echo(tables.text(rows, comparison.COLUMNS))
+        click.echo(f"{files} files, {values} values, {len(rows)} differences beyond rtol {rtol:g}, atol {atol:g}")
+    return int(bool(rows))
+
+
+def _print_json(**content: object) -> None:
+    click.echo(json.dumps(content, allow_nan=False, default=lambda value: value.item()))  # .item(): NumPy's scalars
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name.removesuffix('_count').replace('_', ' ')}" for name, count in counts.items())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

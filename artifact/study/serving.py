@@ -121,6 +121,11 @@ class Cell(BaseModel):
             raise ValueError(
                 f"pool of {blocks} blocks is smaller than one region; allowed: at least {self.blocks_per_region} blocks"
             )
+        smallest = -(-int(work.total_tokens.min()) // self.tokens_per_block)
+        if blocks < smallest:
+            raise ValueError(
+                f"pool of {blocks} blocks is smaller than every request; allowed: at least {smallest} blocks"
+            )
         return allocators.padded(self.allocator, blocks, self.blocks_per_region)
 
 
@@ -234,3 +239,70 @@ def _summary(outcome, columns, token_bytes):
         "m3_total_gbps": float(columns["kv_bytes"].sum() / time_ns) if time_ns else float("nan"),
         **{k: _mean(columns[k]) for k in ("block_adjacency_frac", "same_region_frac", "region_spread")},
     }
+
+
+def write_samples(path, cell, columns):
+    """Every sample of a run as a tidy CSV at `path`, and beside it `path`.manifest.json: configuration and versions."""
+    import json
+
+    import pandas as pd
+
+    from artifact.study import provenance, results
+
+    counts = ("live_blocks", "free_blocks", "bursts", "commands", "hits")
+    names = {"request": "rid", "tokens": "length_tokens", **{name: f"{name}_count" for name in counts}}
+    results.write(pd.DataFrame(columns).rename(columns=names).assign(origin="simulated"), Path(path))
+    commit, dirty = provenance.git_state()
+    facts = {"commit": commit, "dirty": dirty, "versions": provenance.versions(), "cell": cell.model_dump()}
+    results.write_text(Path(f"{path}.manifest.json"), json.dumps(facts, indent=1) + "\n")
+
+
+def replay(path, policy):
+    """Block ids `policy` hands out for the operations in the JSON file `path`: a list per operation, None for a free.
+
+    Raises ValueError naming file and operation for anything but
+    `{"pool_blocks": N, "block_tokens": T, "ops": [["alloc" | "append", seq, tokens], ["free", seq], ...]}`.
+    """
+    import json
+
+    name = Path(path).name
+    try:
+        entry = json.loads(Path(path).read_text(encoding="utf-8"))
+        size, tokens_per_block, ops = entry["pool_blocks"], entry["block_tokens"], list(entry["ops"])
+    except (ValueError, KeyError, TypeError) as error:
+        why = (
+            f"missing {error}"
+            if isinstance(error, KeyError)
+            else "not a JSON object with pool_blocks, block_tokens and ops"
+        )
+        raise ValueError(f"{name}: {why}") from None
+    region = Cell(block_tokens=tokens_per_block).blocks_per_region
+    slots = max(1, sum(op[:1] == ["alloc"] for op in ops if isinstance(op, list)))
+    pool = allocators.Allocator(policy, allocators.padded(policy, size, region), blocks_per_region=region, slots=slots)
+    lengths, answers = {}, []
+    for number, op in enumerate(ops):
+        try:
+            answers.append(_replay_one(pool, lengths, tokens_per_block, op))
+        except (ValueError, allocators.OutOfBlocks) as error:
+            raise ValueError(f"{name} operation {number}: {error}") from None
+    return answers
+
+
+def _replay_one(pool, lengths, tokens_per_block, op):
+    kinds = {"alloc": 3, "append": 3, "free": 2}
+    if not isinstance(op, list) or not op or op[0] not in kinds or len(op) != kinds[op[0]]:
+        raise ValueError(f"{op!r}; allowed: ['alloc' | 'append', seq, tokens] or ['free', seq]")
+    if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in op[1:]):
+        raise ValueError(f"{op!r}; allowed: whole numbers of at least 0")
+    if op[0] == "free":
+        pool.release(op[1])
+        del lengths[op[1]]
+        return None
+    if op[0] == "alloc":
+        new = pool.admit(op[1], -(-op[2] // tokens_per_block))
+        lengths[op[1]] = op[2]
+        return new
+    held = len(pool.table(op[1]))
+    new = pool.grow(op[1], max(0, -(-(lengths[op[1]] + op[2]) // tokens_per_block) - held))
+    lengths[op[1]] += op[2]
+    return new
