@@ -245,7 +245,7 @@ def verify(scale: str | None, results_dir: str | None, as_json: bool) -> int:
         claims.write(judged, scale, folder)
     rows = judged.astype(object).where(judged.notna(), None).to_dict("records")
     if as_json:
-        _print_json(scale=scale, **counts, claims=[{**row, "scale": scale, "decided_at": row["scale"]} for row in rows])
+        _print_json(scale=scale, **counts, claims=rows)
     else:
         for row in rows:
             row["paper"] = row["published"] or f"({row['claimed']})"

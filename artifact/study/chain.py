@@ -21,6 +21,7 @@ from artifact.study import books, execute, paths, results, run, stills
 from artifact.study import scale as scales
 
 LIMIT_S = 7200.0
+STATES = ("done", "up to date", "failed", "skipped")
 _ENVIRONMENT = (EACCES, EPERM, EROFS, ENOSPC, EDQUOT)
 
 
@@ -39,8 +40,8 @@ def reproduce(scale: str, *, only: Sequence[str] = (), force: bool = False, resu
     """Runs the chain at a scale, or of it what `only` picks by prefix and what that needs; skips what is up to date.
 
     `force`: run the picked ones anyhow. `notebooks`: a folder of others than the checkout's. `limit_s`: seconds for
-    one notebook. `say`: takes lines of progress. Returns, for each notebook, `notebook`, `state` (done, up to date,
-    failed, skipped), `reason` and `duration_s`; one that fails does not stop those that do not need it. Raises
+    one notebook. `say`: takes lines of progress. Returns, for each notebook, `notebook`, `state` (one of
+    `STATES`), `reason` and `duration_s`; one that fails does not stop those that do not need it. Raises
     ValueError for a bad scale, prefix or notebook, OSError for a results folder that cannot be written.
     """
     size = scales.load(scale)

@@ -47,6 +47,12 @@ def names(folder: Path | None = None) -> list[str]:
     return sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
+def largest(results: Path) -> str:
+    """The largest scale that something has been run at below `results`; smoke when nothing has."""
+    run = [name for name in names() if any((results / name).glob("*/manifest.json"))]
+    return run[-1] if run else "smoke"
+
+
 def read_yaml(path: Path) -> object:
     """The content of a YAML file, safely loaded. ValueError, one line, naming the file when it is not YAML."""
     try:

@@ -64,6 +64,18 @@ def _magnitude(value: float) -> int:
     return int(f"{value:.{DIGITS - 1}e}".split("e")[1])
 
 
+def text(rows: Sequence[dict], columns: Sequence[str]) -> str:
+    """Rows as aligned columns for a terminal, `columns` in that order, the last one as wide as it is."""
+    lines = [[header(name) for name in columns], *([_shown(row[name]) for name in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns) - 1)]
+    return "\n".join("  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]])
+                     .rstrip() for line in lines)
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def _laid_out(frame: pd.DataFrame, columns: Sequence[str] | None) -> tuple[list[list[str]], list[bool]]:
     frame = frame if columns is None else frame[list(columns)]
     if frame.shape[1] == 0:

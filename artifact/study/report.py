@@ -1,0 +1,177 @@
+"""The report: a folder of static HTML that opens from a file, without a network: claims, notebooks, figures, origins.
+
+It shows what finished runs of one scale left and computes nothing but the verdicts.
+"""
+
+import html
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+
+from artifact.study import claims, execute, paths, results
+from artifact.study import scale as scales
+from artifact.study.run import PLOTLY
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_LINK = re.compile(r'href="(\d\d_\w+)\.ipynb')
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a finished run; paths are relative to the report's folder, None where there is no such file."""
+
+    key: str
+    title: str
+    notebook: str
+    page: str
+    image: str | None
+    data: str | None
+    content: str  # the figure's JSON, safe inside a script element
+    claims: list[str]
+    results: list[str]
+
+    @property
+    def anchor(self) -> str:
+        """Its id in pages; another notebook may draw a figure of the same key."""
+        return f"{self.notebook}-{self.key}"
+
+
+def build(scale: str, results_dir: str | Path | None = None, listed: list[claims.Claim] | None = None) -> Path:
+    """Writes RESULTS/SCALE/report/ anew and returns its index.html.
+
+    `listed`: the claims shown (None: data/claims.yml). Raises ValueError when no run of that scale has finished.
+    """
+    size = scales.load(scale)
+    root = paths.results_dir(results_dir)
+    folder = root / size.name
+    runs = _finished(folder)
+    if not runs:
+        raise ValueError(f"{folder}: no finished run to report; run `artifact reproduce --scale {size.name}`")
+    judged = claims.verdicts(size.name, root, listed)
+    draft, out = folder / "report.new", folder / "report"
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        _write(draft, folder, size, runs, judged)
+        shutil.rmtree(out, ignore_errors=True)
+        draft.rename(out)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return out / "index.html"
+
+
+def _finished(folder: Path) -> dict[str, dict]:
+    """The manifests of the finished runs below `folder`, by notebook."""
+    found = {}
+    for path in sorted(folder.glob(f"*/{results.MANIFEST}")):
+        try:
+            found[path.parent.name] = results.trusted(path.parent)
+        except ValueError:
+            continue
+    return found
+
+
+def _write(out: Path, folder: Path, size: scales.Scale, runs: dict[str, dict], judged: pd.DataFrame) -> None:
+    from plotly.offline import get_plotlyjs
+
+    results.write_text(out / PLOTLY, get_plotlyjs())
+    results.write_text(out / "report.css", (_TEMPLATES / "report.css").read_text(encoding="utf-8") + _code_colours())
+    figures = [figure for name, manifest in runs.items() for figure in _figures(out, folder / name, manifest, judged)]
+    for name, manifest in runs.items():
+        for file in manifest["files"]:
+            if file.endswith(".csv") and "/" not in file:
+                results.write_bytes(out / "data" / name / file, (folder / name / file).read_bytes())
+    pages = {name: _notebook(folder / name, [f for f in figures if f.notebook == name]) for name in runs}
+    rows = [_claim(row, figures, pages) for row in judged.to_dict("records")]
+    show = jinja2.Environment(loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True,
+                              lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    common = {"scale": size, "notebooks": {name: title for name, (title, _) in pages.items()},
+              "counts": claims.counts(judged), "runs": runs, "figures": figures, "claims": rows}
+    for name in ("index", "gallery", "provenance"):
+        results.write_text(out / f"{name}.html", show.get_template(f"{name}.html").render(common, up="", here=name))
+    for name, (title, body) in pages.items():
+        results.write_text(out / "notebooks" / f"{name}.html", show.get_template("notebook.html").render(
+            common, up="../", here=name, title=title, body=body))
+
+
+def _figures(out: Path, home: Path, manifest: dict, judged: pd.DataFrame) -> list[Figure]:
+    found = []
+    for file in manifest["files"]:
+        if not (file.startswith("figures/") and file.endswith(".json")):
+            continue
+        source = home / file
+        copies = {}
+        for kind in ("png", "csv", "html"):
+            if source.with_suffix(f".{kind}").is_file():
+                copies[kind] = f"figures/{home.name}/{source.stem}.{kind}"
+                results.write_bytes(out / copies[kind], source.with_suffix(f".{kind}").read_bytes())
+        content = json.loads(source.read_text(encoding="utf-8"))
+        title = content.get("layout", {}).get("title", {})
+        title = title.get("text", "") if isinstance(title, dict) else str(title)
+        own = judged[judged["notebook"] == home.name]
+        exact = own[own["figure"] == source.stem]
+        found.append(Figure(
+            key=source.stem, title=re.sub(r"<[^>]+>", " ", html.unescape(title)) or source.stem.replace("_", " "),
+            notebook=home.name, page=f"notebooks/{home.name}.html", image=copies.get("png"), data=copies.get("csv"),
+            content=json.dumps(content).replace("<", "\\u003c"),
+            claims=list((exact if len(exact) else own[own["figure"].isna()])["id"]),
+            results=[f"data/{home.name}/{name}" for name in manifest["files"]
+                     if name.endswith(".csv") and "/" not in name]))
+    return found
+
+
+def _claim(row: dict, figures: list[Figure], pages: dict) -> dict:
+    known = {key: None if pd.isna(value) else value for key, value in row.items()}
+    target = known["published"] or known["claimed"]
+    places = max(0, -Decimal(target).as_tuple().exponent) + 2
+    shown = [figure for figure in figures if row["id"] in figure.claims and figure.key == known["figure"]]
+    return {**known, "ours": None if known["ours"] is None else f"{known['ours']:.{places}f}",
+            "tolerance": f"{known['tolerance']:.3g}", "anchor": f"claim-{row['id']}",
+            "page": f"notebooks/{row['notebook']}.html" if row["notebook"] in pages else None,
+            "drawn": f"gallery.html#{shown[0].anchor}" if shown else None}
+
+
+def _notebook(home: Path, figures: list[Figure]) -> tuple[str, str]:
+    """Title and HTML of an executed notebook; a figure's output becomes a place that the page's script draws in."""
+    path = home / "notebook.ipynb"
+    if not path.is_file():
+        return home.name, "<p>This notebook was run by hand, so no executed copy of it was kept.</p>"
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    content = execute.load(path)
+    by_key = {figure.key: figure for figure in figures}
+    for cell in content["cells"]:
+        for out in cell.get("outputs", []):
+            key = out.get("metadata", {}).get("artifact", {}).get("figure")
+            if key in by_key:
+                out["data"] = {"text/html": _place(by_key[key])}
+    content["cells"] = [cell for cell in content["cells"] if not {"parameters", "injected-parameters"}
+                        & set(cell["metadata"].get("tags", []))]
+    exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True, exclude_input_prompt=True,
+                            exclude_output_prompt=True)
+    body = exporter.from_notebook_node(nbformat.from_dict(content))[0]
+    heading = re.search(r"^#\s+(.+)$", content["cells"][0]["source"] if content["cells"] else "", re.MULTILINE)
+    return heading[1] if heading else home.name, _LINK.sub(r'href="\1.html', body)
+
+
+def _place(figure: Figure) -> str:
+    label = html.escape(figure.title, quote=True)
+    still = f'<img class="still" src="../{figure.image}" alt="{label}">' if figure.image else ""
+    links = " · ".join(f'<a href="../{link}">{name}</a>' for name, link in (
+        ("data (CSV)", figure.data), ("image (PNG)", figure.image), ("in the gallery", f"gallery.html#{figure.anchor}"))
+        if link)
+    return (f'<figure id="{figure.anchor}" class="{"has-still" if figure.image else "no-still"}">'
+            f'<div class="plot" id="plot-{figure.anchor}" role="img" aria-label="{label}"></div>{still}'
+            f"<figcaption>{links}</figcaption></figure>")
+
+
+def _code_colours() -> str:
+    from pygments.formatters import HtmlFormatter
+
+    return HtmlFormatter(style="xcode").get_style_defs(".highlight")
