@@ -80,11 +80,12 @@ def check(content: object, model: type[M], where: str) -> M:
         return model.model_validate(content)
     except ValidationError as error:
         first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")  # a misspelt key before its lack
-        key = ".".join(map(str, first["loc"])) or "(all)"
+        key = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             raise ValueError(f"{where}: unknown key {key!r}; allowed: {', '.join(model.model_fields)}") from None
         if first["type"] == "missing":
             raise ValueError(f"{where}: key {key!r} is missing; needed: {', '.join(model.model_fields)}") from None
         allowed = {"tuple_type": "a list", "too_short": "a list with something in it"}.get(first["type"])
         allowed = allowed or first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-        raise ValueError(f"{where}: {key} is {first['input']!r}; it must be {allowed}") from None
+        raise ValueError(f"{where}: " + (f"{key} is {first['input']!r}; it" if key else "it")
+                         + f" must be {allowed}") from None
