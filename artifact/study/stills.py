@@ -57,4 +57,6 @@ if __name__ == "__main__":
     import plotly.io
 
     asked = json.load(sys.stdin)
-    plotly.io.write_images([plotly.io.read_json(path) for path in asked["figures"]], asked["files"], scale=2)
+    drawn = [plotly.io.read_json(path) for path in asked["figures"]]
+    plotly.io.write_images(drawn, asked["files"], scale=2, width=[figure.layout.width for figure in drawn],
+                           height=[figure.layout.height for figure in drawn])  # it does not read them from the layout
