@@ -17,7 +17,7 @@ def _digest():
     return hashlib.sha256(b"".join(p.name.encode() + p.read_bytes() for p in sources)).hexdigest()
 
 
-_DIGEST = _digest()
+DIGEST = _digest()
 
 
 class _Cache(FunctionCache):
@@ -26,7 +26,7 @@ class _Cache(FunctionCache):
     def __init__(self, function):
         super().__init__(function)
         old = self._cache_file
-        self._cache_file = IndexDataCacheFile(old._cache_path, self._impl.filename_base, (old._source_stamp, _DIGEST))
+        self._cache_file = IndexDataCacheFile(old._cache_path, self._impl.filename_base, (old._source_stamp, DIGEST))
 
     def load_overload(self, sig, target_context):
         try:

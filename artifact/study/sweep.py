@@ -1,0 +1,170 @@
+"""Sweeps: many cells of the serving study, over local processes, resumable cell by cell.
+
+A sweep is a YAML file of `data/sweeps`: a list of groups, each a mapping of `serving.Cell` fields to a value or a list
+of values; a group is the product of its lists. A scale caps requests and keeps the block and prompt sizes it names.
+"""
+
+import hashlib
+import json
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict
+
+from artifact.study import paths, results, scale
+from artifact.study.serving import Cell, run
+
+COUNTS = (
+    "completed", "dropped", "preemptions", "self_preemptions", "frag_failures", "decode_steps", "samples",
+    "pool_blocks", "peak_live_blocks", "blocks_allocated_total", "cow_copies", "blocks_copied", "compactions",
+    "spec_stalls",
+)  # fmt: skip
+_SETTINGS = {  # Cell field -> column
+    "workload": "workload", "trace_file": "trace", "allocator": "allocator", "address_map": "address_map",
+    "model": "model", "dram": "dram", "requests": "requests_count", "seed": "seed", "headroom": "headroom",
+    "admission": "admission", "max_batch": "max_batch", "rate": "arrival_rate", "prompt_tokens": "prompt_tokens",
+    "coalesce": "coalesce", "kv_shards": "kv_shards", "kv_split": "kv_split", "spec_adopt": "spec_adopt",
+    "pim_scratch": "pim_scratch", "pim_plan": "pim_plan",
+}  # fmt: skip
+
+
+class CellsFailed(Exception):
+    """Some cells of a sweep raised; the others are finished and kept."""
+
+
+class Sweep(BaseModel):
+    """One file of data/sweeps."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    title: str
+    source: str
+    cells: list[dict[str, object]]
+
+
+def load(name):
+    """The sweep `name` of data/sweeps, or the YAML file `name`. ValueError, one line, when it is not right."""
+    if str(name).endswith((".yml", ".yaml")):
+        return scale.validated(Path(name), Sweep)
+    folder = paths.data_dir() / "sweeps"
+    if not (folder / f"{name}.yml").is_file():
+        known = ", ".join(sorted(p.stem for p in folder.glob("*.yml")))
+        raise ValueError(f"unknown sweep {name!r}; allowed: {known} or a YAML file")
+    return scale.validated(folder / f"{name}.yml", Sweep)
+
+
+def expand(sweep, size):
+    """The cells of `sweep` at the scale `size` (`scale.Scale`), in the order of the file."""
+    cells = []
+    for group in sweep.cells:
+        axes = {name: value if isinstance(value, list) else [value] for name, value in group.items()}
+        for name in ("block_tokens", "prompt_tokens"):
+            if len(axes.get(name, [])) > 1:
+                axes[name] = [v for v in axes[name] if v in getattr(size, name)]
+        if "requests" in axes:
+            axes["requests"] = list(dict.fromkeys(min(n, size.sweep_requests) for n in axes["requests"]))
+        for values in product(*axes.values()):
+            given = dict(zip(axes, values, strict=True))
+            cells.append(Cell(**({"seed": size.seed} | given)))
+    if not cells:
+        raise ValueError(f"{sweep.title}: no cell is left at scale {size.name}")
+    return cells
+
+
+def row(cell, summary):
+    """One row of a result: the cell's settings, then what its run gave, each with its unit."""
+    settings = {column: getattr(cell, name) for name, column in _SETTINGS.items()}
+    settings["trace"] = Path(cell.trace_file).name if cell.trace_file else None
+    if cell.workload != "fixedlen":
+        settings["prompt_tokens"] = None
+    measured = {f"{name}_count" if name in COUNTS else name: value for name, value in summary.items()}
+    return {**settings, "block_tokens": cell.tokens_per_block, **measured, "origin": "simulated"}
+
+
+def compute(cells, *, keep=None, workers=2, quiet=False):
+    """Run every cell -> a frame, one `row` a cell, in order.
+
+    `keep` is a folder for finished cells: what lies there and is whole is not computed again, so an interrupted
+    sweep goes on where it stopped. A cell that raises is reported with its settings after all others have run
+    (CellsFailed).
+    """
+    from tqdm import tqdm
+
+    done = {}
+    for i, cell in enumerate(cells):
+        found = _kept(cell, keep)
+        if found is not None:
+            done[i] = found
+    todo = [i for i in range(len(cells)) if i not in done]
+    failures = []
+    with tqdm(total=len(cells), initial=len(done), unit=" cells", delay=2, disable=quiet or None, leave=False) as bar:
+        for i, summary, error in _each(cells, todo, workers):
+            if error is None:
+                done[i] = summary
+                _keep(cells[i], summary, keep)
+            else:
+                failures.append(f"{_describe(cells[i])}: {error}")
+            bar.update()
+    if failures:
+        raise CellsFailed(f"{len(failures)} of {len(cells)} cells failed: " + "; ".join(failures))
+    return pd.DataFrame([row(cells[i], done[i]) for i in range(len(cells))])
+
+
+def _summary(cell):
+    """What a worker does with one cell -> (summary, error text)."""
+    try:
+        return run(cell)[0], None
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _each(cells, todo, workers):
+    """Yield (index, summary, error) as cells finish, in processes when there is enough to do."""
+    if workers < 2 or len(todo) < 4:
+        for i in todo:
+            yield (i, *_summary(cells[i]))
+        return
+    from concurrent.futures import as_completed
+
+    from joblib.externals.loky import get_reusable_executor
+
+    pool = get_reusable_executor(max_workers=workers)
+    try:
+        jobs = {pool.submit(_summary, cells[i]): i for i in todo}
+        for job in as_completed(jobs):
+            yield (jobs[job], *job.result())
+    except BaseException:
+        pool.shutdown(wait=False, kill_workers=True)
+        raise
+
+
+def _describe(cell):
+    given = cell.model_dump(exclude_defaults=True)
+    return " ".join(f"{k}={v}" for k, v in given.items()) or "all defaults"
+
+
+def _path(cell, keep):
+    from artifact import compiled
+
+    text = cell.model_dump_json() + compiled.DIGEST
+    if cell.trace_file:
+        text += results.sha256(Path(cell.trace_file))
+    return Path(keep) / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _keep(cell, summary, keep):
+    if keep is not None:
+        entry = {"cell": cell.model_dump(), "summary": summary}
+        results.write_text(_path(cell, keep), json.dumps(entry) + "\n")
+
+
+def _kept(cell, keep):
+    """A finished cell's summary; None when there is none, or none that can be trusted."""
+    if keep is None:
+        return None
+    try:
+        entry = json.loads(_path(cell, keep).read_text(encoding="utf-8"))
+        return entry["summary"] if entry["cell"] == cell.model_dump() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
