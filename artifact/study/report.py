@@ -14,7 +14,7 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
-from artifact.study import claims, execute, paths, results
+from artifact.study import claims, paths, results
 from artifact.study import scale as scales
 from artifact.study.run import PLOTLY
 
@@ -28,6 +28,8 @@ class Figure:
 
     key: str
     title: str
+    caption: str
+    alt: str
     notebook: str
     page: str
     image: str | None
@@ -100,6 +102,8 @@ def _write(out: Path, folder: Path, size: scales.Scale, runs: dict[str, dict], j
 
 
 def _figures(out: Path, home: Path, manifest: dict, judged: pd.DataFrame) -> list[Figure]:
+    from artifact.study.figures import FIGURES
+
     found = []
     for file in manifest["files"]:
         if not (file.startswith("figures/") and file.endswith(".json")):
@@ -113,10 +117,12 @@ def _figures(out: Path, home: Path, manifest: dict, judged: pd.DataFrame) -> lis
         content = json.loads(source.read_text(encoding="utf-8"))
         title = content.get("layout", {}).get("title", {})
         title = title.get("text", "") if isinstance(title, dict) else str(title)
+        title = re.sub(r"<[^>]+>", " ", html.unescape(title)).strip() or source.stem.replace("_", " ")
+        plot = FIGURES.get(source.stem)
         own = judged[judged["notebook"] == home.name]
         exact = own[own["figure"] == source.stem]
         found.append(Figure(
-            key=source.stem, title=re.sub(r"<[^>]+>", " ", html.unescape(title)) or source.stem.replace("_", " "),
+            key=source.stem, title=title, caption=plot.caption if plot else "", alt=(plot.alt if plot else "") or title,
             notebook=home.name, page=f"notebooks/{home.name}.html", image=copies.get("png"), data=copies.get("csv"),
             content=json.dumps(content).replace("<", "\\u003c"),
             claims=list((exact if len(exact) else own[own["figure"].isna()])["id"]),
@@ -144,7 +150,7 @@ def _notebook(home: Path, figures: list[Figure]) -> tuple[str, str]:
     import nbformat
     from nbconvert import HTMLExporter
 
-    content = execute.load(path)
+    content = nbformat.read(path, as_version=4)
     by_key = {figure.key: figure for figure in figures}
     for cell in content["cells"]:
         for out in cell.get("outputs", []):
@@ -155,20 +161,20 @@ def _notebook(home: Path, figures: list[Figure]) -> tuple[str, str]:
                         & set(cell["metadata"].get("tags", []))]
     exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True, exclude_input_prompt=True,
                             exclude_output_prompt=True)
-    body = exporter.from_notebook_node(nbformat.from_dict(content))[0]
+    body = exporter.from_notebook_node(content)[0]
     heading = re.search(r"^#\s+(.+)$", content["cells"][0]["source"] if content["cells"] else "", re.MULTILINE)
     return heading[1] if heading else home.name, _LINK.sub(r'href="\1.html', body)
 
 
 def _place(figure: Figure) -> str:
-    label = html.escape(figure.title, quote=True)
+    label = html.escape(figure.alt, quote=True)
     still = f'<img class="still" src="../{figure.image}" alt="{label}">' if figure.image else ""
     links = " · ".join(f'<a href="../{link}">{name}</a>' for name, link in (
         ("data (CSV)", figure.data), ("image (PNG)", figure.image), ("in the gallery", f"gallery.html#{figure.anchor}"))
         if link)
     return (f'<figure id="{figure.anchor}" class="{"has-still" if figure.image else "no-still"}">'
-            f'<div class="plot" id="plot-{figure.anchor}" role="img" aria-label="{label}"></div>{still}'
-            f"<figcaption>{links}</figcaption></figure>")
+            f'<div class="plot" id="plot-{figure.anchor}" role="img" aria-label="{label}" tabindex="0"></div>'
+            f"{still}<figcaption>{html.escape(figure.caption)} {links}</figcaption></figure>")
 
 
 def _code_colours() -> str:

@@ -33,7 +33,7 @@ class Run:
         """A tidy frame as the result `name` (`headline.csv`; durations in a `headline.timing.csv` of their own)."""
         results.write(frame, self._path(name))
 
-    def figure(self, key: str, frame: pd.DataFrame | None = None) -> None:
+    def figure(self, key: str, frame: pd.DataFrame) -> None:
         """Draws figure `key` of `frame` and shows it; keeps it as JSON and HTML, and the frame as CSV beside them."""
         from IPython.display import display
 
@@ -41,8 +41,7 @@ class Run:
 
         drawn = figures.draw(key, frame)
         self._plotly()
-        if frame is not None:
-            results.write(frame, self._path(f"figures/{key}.csv"))
+        results.write(frame, self._path(f"figures/{key}.csv"))
         results.write_text(self._path(f"figures/{key}.json"), drawn.to_json())
         results.write_text(self._path(f"figures/{key}.html"), drawn.to_html(
             include_plotlyjs=f"../../{PLOTLY}", div_id=f"figure-{key}", config={"displaylogo": False}))
