@@ -110,7 +110,7 @@ def _print(result, as_json):
         click.echo(json.dumps({k: None if v != v else v for k, v in result.items()}))
         return
     for key, value in result.items():
-        click.echo(f"{key:<32} {value:.6g}" if isinstance(value, float) else f"{key:<32} {value}")
+        click.echo(f"{key:<44} {value:.6g}" if isinstance(value, float) else f"{key:<44} {value}")
 
 
 @kv.command()
@@ -199,13 +199,14 @@ def reproduce(scale: str, only: tuple, more: tuple, force: bool, results_dir: st
     judged = claims.verdicts(scale, folder)
     claims.write(judged, scale, folder)
     states = [outcome["state"] for outcome in outcomes]
-    counts = {f"{state.replace(' ', '_')}_count": states.count(state) for state in chain.STATES}
+    counts = {f"notebooks_{state.replace(' ', '_')}_count": states.count(state) for state in chain.STATES}
     if as_json:
         _print_json(scale=scale, results=str(folder), **counts, **claims.counts(judged), notebooks=outcomes)
     else:
-        click.echo(f"notebooks: {_listed(counts)}; claims: {_listed(claims.counts(judged))}")
+        click.echo(_listed(counts))
+        click.echo(_listed(claims.counts(judged)))
         click.echo(f"results in {folder / scale}; `artifact verify` shows the claims, `artifact report` makes pages")
-    return int(counts["failed_count"] + counts["skipped_count"] > 0)
+    return int(counts["notebooks_failed_count"] + counts["notebooks_skipped_count"] > 0)
 
 
 @cli.command()
@@ -302,7 +303,44 @@ def _print_json(**content: object) -> None:
 
 
 def _listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name.removesuffix('_count').replace('_', ' ')}" for name, count in counts.items())
+    """`{"claims_count": 3, "decided_count": 2}` -> `claims: 3 in all, 2 decided`."""
+    what = next(iter(counts)).partition("_")[0]
+    words = {name: name.removesuffix("_count").removeprefix(what).replace("_", " ").strip() for name in counts}
+    return f"{what}: " + ", ".join(f"{count} {words[name] or 'in all'}" for name, count in counts.items())
+
+
+@kv.command("sweep")
+@click.argument("name")
+@click.option("--scale", "scale_name", default="full", help="tiny, smoke or full")
+@click.option("--workers", type=click.IntRange(1), default=2, help="local processes")
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the CSV there instead of stdout.")
+@click.option("--keep", type=click.Path(file_okay=False), help="Folder of finished cells: an interrupted sweep resumes.")
+def sweep_(name: str, scale_name: str, workers: int, out: str | None, keep: str | None) -> None:
+    """Run a sweep of data/sweeps, or a YAML file, as tidy CSV."""
+    from artifact.study import results, scale, sweep
+
+    cells = sweep.expand(sweep.load(name), scale.load(scale_name))
+    frame = sweep.compute(cells, keep=keep, workers=workers)
+    if out:
+        results.write(frame, Path(out))
+    else:
+        click.echo(frame.to_csv(index=False), nl=False)
+
+
+@cli.group()
+def bench() -> None:
+    """Ratios of speed, each after a check that both sides agree."""
+
+
+@bench.command()
+@click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
+def simulator(as_json: bool) -> None:
+    """Counting commands against an oracle, one cell as a command, all published cells."""
+    from artifact.study import bench as benches
+
+    frame = benches.simulator()
+    rows = zip(frame["measure"], frame["unit"], frame["value"], strict=True)
+    _print({f"{measure} ({unit})": value for measure, unit, value in rows}, as_json)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -321,6 +359,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("interrupted; finished results are kept", code=130)
     except (ValueError, OSError) as error:
         return _fail(str(error) or type(error).__name__)
+    except RuntimeError as error:
+        return _fail(str(error), code=1)
     return code if isinstance(code, int) else 0
 
 

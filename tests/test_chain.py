@@ -304,3 +304,55 @@ def test_still_images_are_drawn_once(tmp_path):
     assert stills.export(both, lambda line: None) == 0
     os.utime(both[1], ns=(time.time_ns() + 10**9,) * 2)
     assert [path for path in both if not stills._fresh(path)] == [both[1]]
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A folder of notebooks that the command line takes for the checkout's."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    monkeypatch.setattr(paths, "notebooks_dir", lambda: folder)
+    return folder
+
+
+def one_line(done, code, says):
+    assert done.code == code and says in done.err.splitlines()[-1], done
+    assert done.out == "" and "Traceback" not in done.err
+
+
+def test_reproduce_and_status_on_the_command_line(cli, desk, tmp_path):
+    put(desk, "10_good", WRITES)
+    put(desk, "11_bad", "raise RuntimeError('no luck')")
+    done = cli("reproduce", "--scale", "tiny", "--results", tmp_path / "out", "--json")
+    found = json.loads(done.out)
+    assert done.code == 1 and done.err == "", "quiet, but for its one object"
+    assert (found["notebooks_done_count"], found["notebooks_failed_count"], found["scale"]) == (1, 1, "tiny")
+    assert [row["state"] for row in found["notebooks"]] == ["done", "failed"]
+    done = cli("status", "--results", tmp_path / "out", "--json")
+    assert done.code == 0 and json.loads(done.out)["scale"] == "tiny", "the scale that has been run"
+    assert [row["state"] for row in json.loads(done.out)["notebooks"]] == ["up to date", "failed"]
+    done = cli("reproduce", "--scale", "tiny", "--results", tmp_path / "out", "--only", "10")
+    assert done.code == 0 and "10_good: up to date" in done.err and "1 up to date" in done.out
+    assert "failed.ipynb" in cli("status", "--results", tmp_path / "out").out
+
+
+def test_what_the_command_line_refuses_is_one_line(cli, desk, tmp_path, monkeypatch):
+    put(desk, "10_good", WRITES)
+    (tmp_path / "file").write_text("")
+    ask = ("reproduce", "--scale", "tiny", "--results")
+    for where in ("file", "file/below"):
+        one_line(cli(*ask, tmp_path / where), 2, str(tmp_path / "file"))
+    one_line(cli("reproduce", "--scale", "big"), 2, "scale 'big' is not one of: tiny, smoke, full")
+    one_line(cli(*ask, tmp_path / "out", "--only", "99"), 2, "no notebook starts with '99'")
+    one_line(cli(*ask, tmp_path / "out", "99"), 2, "picked with --only")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, os.strerror(28))))
+        one_line(cli(*ask, tmp_path / "out"), 2, "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "execute", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        one_line(cli(*ask, tmp_path / "out"), 130, "interrupted")
+    (tmp_path / "data" / "scales").mkdir(parents=True)
+    tiny = (paths.data_dir() / "scales" / "tiny.yml").read_text()
+    (tmp_path / "data" / "scales" / "tiny.yml").write_text(tiny + "colour: 3\n")
+    monkeypatch.setattr(paths, "data_dir", lambda: tmp_path / "data")
+    one_line(cli(*ask, tmp_path / "out"), 2, "tiny.yml: unknown key 'colour'; allowed: name, seed")

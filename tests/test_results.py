@@ -200,3 +200,21 @@ def test_manifest_is_json_with_sizes(frame, tmp_path):
     results.write_manifest(tmp_path, ["a.csv", "a.csv"], seed=3)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["files"]["a.csv"]["bytes"] == (tmp_path / "a.csv").stat().st_size
+
+
+def test_compare_on_the_command_line(cli, frame, tmp_path):
+    results.write(frame, tmp_path / "a.csv")
+    results.write(frame.assign(region_spread=[6.1, 1.001]), tmp_path / "b.csv")
+    same = cli("compare", tmp_path / "a.csv", tmp_path / "a.csv")
+    assert same.code == 0 and "14 values, 0 differences" in same.out
+    other = cli("compare", tmp_path / "a.csv", tmp_path / "b.csv")
+    assert other.code == 1 and "region_spread" in other.out and "spec" in other.out
+    found = json.loads(cli("compare", tmp_path / "a.csv", tmp_path / "b.csv", "--json").out)
+    assert found["differences_count"] == 1 and found["differences"][0]["relative"] == pytest.approx(1e-3, rel=0.01)
+    assert cli("compare", tmp_path / "a.csv", tmp_path / "b.csv", "--rtol", "0.01").code == 0
+    (tmp_path / "c.csv").write_text("a,b\n1,2\n")
+    for arguments, says in ((("absent.csv", tmp_path / "a.csv"), "absent.csv: no such"),
+                            ((tmp_path / "a.csv", tmp_path / "c.csv"), "c.csv: no column `origin`"),
+                            ((tmp_path / "a.csv", tmp_path / "b.csv", "--rtol", "-1"), "rtol is -1.0")):
+        done = cli("compare", *arguments)
+        assert done.code == 2 and says in done.err and done.err.count("\n") == 1 and done.out == ""
