@@ -402,7 +402,9 @@ def test_notebooks_are_as_the_house_wants_them(name):
 
 @pytest.mark.slow
 def test_a_wheel_holds_the_package_and_runs_anywhere(tmp_path):
-    for name in [*SOURCES, Path("artifact/py.typed"), Path("pyproject.toml"), Path("README.md"), Path("LICENSE")]:
+    pages = [name for name in LISTED if name.is_relative_to("artifact/study/templates")]
+    others = [Path(name) for name in ("artifact/py.typed", "pyproject.toml", "README.md", "LICENSE")]
+    for name in [*SOURCES, *pages, *others]:
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "source" / name)
     subprocess.run([sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "-w", tmp_path,
@@ -412,7 +414,7 @@ def test_a_wheel_holds_the_package_and_runs_anywhere(tmp_path):
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         archive.extractall(tmp_path / "site")
     expected = {name.as_posix() if name.parts[0] == "artifact" else f"artifact/{name.as_posix()}" for name in SOURCES}
-    assert held == expected | {"artifact/py.typed"}
+    assert held == expected | {"artifact/py.typed", *(name.as_posix() for name in pages)}
     code = "import sys; sys.path.insert(0, sys.argv[1]); import artifact.__main__ as m; print(m.__file__);"
     code += " m.main(['env'])"
     done = subprocess.run([sys.executable, "-I", "-c", code, tmp_path / "site"], cwd=tmp_path, capture_output=True,

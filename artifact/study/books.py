@@ -16,7 +16,7 @@ from artifact.study import claims, execute, paths, provenance, results
 from artifact.study.scale import Scale
 
 _DECLARED = ("results", "figures", "tables", "needs", "claims")
-_NOT_INPUT = ("results", "models", "serving", "recorded", "claims.yml")  # of data/: claims count by notebook, below
+_NOT_INPUT = ("results", "models", "recorded", "claims.yml")  # of data/: claims count by notebook, below
 _NOT_CODE = ("__main__.py", "report.py")  # they show results and never make them
 
 
@@ -102,11 +102,13 @@ def _surroundings() -> dict[str, str]:
     package, checkout = Path(artifact.__file__).parent, paths.root()
     code = {path: None for folder in (package, checkout / "kernels" if checkout else package)
             for path in sorted(folder.rglob("*.py")) if path.name not in _NOT_CODE}
-    data = [path for path in sorted((checkout / "data").rglob("*")) if path.is_file()
-            and path.relative_to(checkout / "data").parts[0] not in _NOT_INPUT] if checkout else []
+    data = {path.relative_to(checkout / "data").as_posix(): path for path in sorted((checkout / "data").rglob("*"))
+            if path.is_file()} if checkout else {}
+    data = {name: path for name, path in data.items() if name.partition("/")[0] not in _NOT_INPUT}
     installed = provenance.versions()
     return {"code": _digest([[*path.parts[-2:], results.sha256(path)] for path in code]),
-            "data": _digest([[*path.parts[-2:], results.sha256(path)] for path in data]),
+            "data": _digest([[name, path.stat().st_size if name.startswith("serving/") else results.sha256(path)]
+                             for name, path in data.items()]),  # one's own traces may be too large to read each time
             "versions": _digest({name: installed.get(name) for name in provenance.pinned()[0]})}
 
 
