@@ -189,4 +189,4 @@ if __name__ == "__main__":
     import papermill
 
     asked = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    papermill.execute_notebook(**asked, kernel_name="python3", progress_bar=False)
+    papermill.execute_notebook(**asked, kernel_name="python3", progress_bar=False, start_timeout=180)
