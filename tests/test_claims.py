@@ -190,13 +190,14 @@ def test_verify_says_it_in_json_and_by_its_exit_code(cli, ran, monkeypatch):
 
 
 def test_a_notebook_asks_for_its_own_claims_before_its_run_is_finished(ran, monkeypatch):
-    listed = [claim(), claim(id="other", notebook="12_sensitivity")]
+    listed = [claim(), claim(id="large", scale="full"), claim(id="other", notebook="12_sensitivity")]
     monkeypatch.setattr(claims, "load", lambda path=None: listed)
     run = chain.notebook("11_bandwidth", "smoke", ran)
     run.write("headline.csv", ROWS)
     with pytest.raises(ValueError, match="no finished run"):
         results.trusted(run.folder)
-    assert run.verdicts()[["id", "verdict"]].values.tolist() == [["m1.paged-16", "reproduced"]]
+    assert run.verdicts()[["id", "verdict"]].values.tolist() == [
+        ["m1.paged-16", "reproduced"], ["large", "not-measured-here"]], "no scale decides what takes a larger one"
     run.close()
     everything = chain.notebook("20_claims", "smoke", ran).verdicts()
-    assert everything["verdict"].tolist() == ["reproduced", "not-measured-here"]
+    assert everything["verdict"].tolist() == ["reproduced", "not-measured-here", "not-measured-here"]

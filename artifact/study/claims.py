@@ -5,7 +5,9 @@ states with its reason), `contradicted`, or `not-measured-here` (with what it ne
 the one it expects; one that is not measured here does not fail.
 """
 
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -147,8 +149,9 @@ def verdicts(scale: str, folder: Path, claims: list[Claim] | None = None, fresh:
     after its run.
     """
     claims = load() if claims is None else claims
-    frames: dict[Path, pd.DataFrame] = {}
-    return pd.DataFrame([_row(claim, scale, folder / scale, frames, fresh) for claim in claims], columns=COLUMNS)
+    read, trusted = cache(results.read), cache(results.trusted)  # many claims look at one file
+    rows = [_row(claim, scale, folder / scale / claim.notebook, read, trusted, fresh) for claim in claims]
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def write(frame: pd.DataFrame, scale: str, folder: Path) -> Path:
@@ -166,14 +169,11 @@ def counts(frame: pd.DataFrame) -> dict[str, int]:
     return {"claims_count": len(frame), "decided_count": decided, **found, "failed_count": failed}
 
 
-def _row(claim: Claim, scale: str, folder: Path, frames: dict[Path, pd.DataFrame], fresh: tuple[Path, ...]) -> dict:
-    path = folder / claim.notebook / claim.result
-    lacking = _lacking(claim, scale, path, fresh)
+def _row(claim: Claim, scale: str, folder: Path, read: Callable, trusted: Callable, fresh: tuple[Path, ...]) -> dict:
+    lacking = _lacking(claim, scale, folder, trusted, fresh)
     ours, origin, verdict, reason = None, None, "not-measured-here", lacking
     if lacking is None:
-        if path not in frames:
-            frames[path] = results.read(path)
-        ours, origin = lookup(claim, frames[path])
+        ours, origin = lookup(claim, read(folder / claim.result))
         verdict = judge(claim, ours)
         stated = claim.deviation.reason if claim.deviation and verdict == "within-deviation" else None
         reason = stated or claim.reason
@@ -182,19 +182,17 @@ def _row(claim: Claim, scale: str, folder: Path, frames: dict[Path, pd.DataFrame
             "verdict": verdict, "holds": holds, "reason": reason}
 
 
-def _lacking(claim: Claim, scale: str, path: Path, fresh: tuple[Path, ...]) -> str | None:
+def _lacking(claim: Claim, scale: str, folder: Path, trusted: Callable, fresh: tuple[Path, ...]) -> str | None:
     """Why the claim cannot be decided here, with what would decide it; None when it can."""
     run = f"run `artifact reproduce --scale {{}} --only {claim.notebook.split('_')[0]}`"
     if scales.ORDER.index(scale) < scales.ORDER.index(claim.scale):
         return run.format(claim.scale)
-    if path in fresh:
+    if folder / claim.result in fresh:
         return None
     try:
-        listed = results.trusted(path.parent)["files"]
+        if claim.result in trusted(folder)["files"]:
+            return None
     except ValueError as error:
         if "changed after" in str(error):
             raise ValueError(f"claim {claim.id}: {error}; {run.format(scale)} again") from None
-        listed = {}
-    if claim.result in listed:
-        return None
     return f"needs {claim.needs}" if claim.needs else run.format(scale)
