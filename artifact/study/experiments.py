@@ -81,6 +81,18 @@ def throughput(frame, shares=(0.1, 0.25, 0.5, 0.75, 1.0)):
     return frame.assign(gain_throughput_ratio=gain)
 
 
+def device(*, dram="hbm3-pim", model="llama-gqa-8kv", block_tokens=16):
+    """The memory's numbers beside what a token and a block of the model take in it: one row, for the drawing of both."""
+    memory, shape = geometry.dram(dram), geometry.shape(model)
+    return pd.DataFrame([{
+        "dram": dram, "model": model, "channels_count": memory.channels, "banks_count": memory.banks,
+        "rows_count": memory.rows, "row_bytes": memory.row_bytes, "burst_bytes": memory.burst_bytes,
+        "region_bytes": memory.region_bytes, "token_bytes": shape.kv_bytes_per_token, "block_tokens": block_tokens,
+        "blocks_per_region": geometry.blocks_per_region(memory, shape.kv_bytes_per_token, block_tokens),
+        "tccd_ab_ns": memory.tccd_ab_ns, "trc_ns": memory.trc_ns, "ideal_gbps": memory.ideal_gbps, "origin": "published",
+    }])  # fmt: skip
+
+
 def placement(size, keep=None):
     """Adjacency, same region and spread of each allocator in a steady run: no DRAM model behind them."""
     cells = [
@@ -115,8 +127,8 @@ def placement_map(size):
             for i, block in enumerate(taken["table"].tolist()):
                 out.append((allocator, block_tokens, taken["step"], taken["rid"], taken["tokens"], i, block, block // g,
                             block % g, g, summary["m1_row_hit_frac"], summary["m3_bandwidth_gbps"]))  # fmt: skip
-    names = ["allocator", "block_tokens", "step", "rid", "length_tokens", "order_index_count", "block", "region"]
-    names += ["slot_count", "blocks_per_region_count", "m1_row_hit_frac", "m3_bandwidth_gbps"]
+    names = ["allocator", "block_tokens", "step", "rid", "length_tokens", "order_index", "block", "region"]
+    names += ["slot", "blocks_per_region", "m1_row_hit_frac", "m3_bandwidth_gbps"]
     return pd.DataFrame(out, columns=names).assign(origin="simulated")
 
 
