@@ -91,8 +91,9 @@ def bandwidth(frame: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(title_text="M3, bandwidth (GB/s)")
     if ideal:
         figure.add_hline(y=ideal, line={"color": INK, "width": 2, "dash": "8px,5px"})
-        figure.add_annotation(text=f"ideal: every command hits, in every bank ({ideal:,.0f})", xref="paper", x=0, y=ideal,
-                              xanchor="left", xshift=8, yanchor="bottom", showarrow=False, font={"size": SMALL})
+        figure.add_annotation(text=f"ideal: every command hits, in every bank ({ideal:,.0f})", xref="paper", x=0,
+                              y=ideal, xanchor="left", xshift=8, yanchor="bottom", showarrow=False,
+                              font={"size": SMALL})
     return style.note(figure, frame)
 
 
@@ -102,15 +103,15 @@ def heatmap(frame: pd.DataFrame) -> go.Figure:
     at = ["prompt_tokens", "block_tokens"]
     cells = style.ours(frame).pivot(index=at[0], columns=at[1], values="m1_row_hit_frac")
     printed = style.published(frame).set_index(at)["m1_row_hit_frac"].to_dict()
-    text = [["" if math.isnan(value) else f"{value:.3f}" + (f"<br>({printed[prompt, size]:.3f})" if (prompt, size) in printed
-                                                            else "")
-             for size, value in zip(cells.columns, row, strict=True)]
-            for prompt, row in zip(cells.index, cells.to_numpy(), strict=True)]
+    text = cells.map("{:.3f}".format, na_action="ignore").astype(object).fillna("")
+    for (prompt, size), value in printed.items():
+        text.loc[prompt, size] += f"<br>({value:.3f})"
     figure = style.sheet("Paged: row hits by prompt length and block size", 690, left=130)
     figure.add_heatmap(
-        z=cells.to_numpy().tolist(), x=[f"{size:.0f}" for size in cells.columns], y=[f"{n:,.0f}" for n in cells.index],
-        text=text, texttemplate="%{text}", textfont={"size": SIZE}, zmin=_below(frame["m1_row_hit_frac"]), zmax=1, xgap=3,
-        ygap=3, colorscale=[[0, "#F3F8FC"], [0.5, "#7DB5D8"], [1, "#00436B"]], hovertemplate="M1 %{z:.4f}<extra></extra>",
+        z=cells.to_numpy().tolist(), x=[f"{size:.0f}" for size in cells.columns],
+        y=[f"{prompt:,.0f}" for prompt in cells.index], text=text.to_numpy().tolist(), texttemplate="%{text}",
+        textfont={"size": SIZE}, zmin=_below(frame["m1_row_hit_frac"]), zmax=1, xgap=3, ygap=3,
+        colorscale=[[0, "#F3F8FC"], [0.5, "#7DB5D8"], [1, "#00436B"]], hovertemplate="M1 %{z:.4f}<extra></extra>",
         colorbar={"title": {"text": "M1 (fraction)", "side": "right", "font": {"size": SMALL}}, "thickness": 16,
                   "outlinewidth": 0, "tickfont": {"size": SMALL}})
     figure.update_xaxes(title_text="block size (tokens)", type="category", showgrid=False, ticks="", showline=False)
@@ -122,7 +123,8 @@ def run_length(frame: pd.DataFrame) -> go.Figure:
     """M1 against the number of requests a run serves."""
     frame = _rows(frame, workload=["steady"], block_tokens=[BLOCK_TOKENS], address_map=[STUDY_MAP])
     figure = style.sheet("Row hits by length of the run", 620, legend=True)
-    _log2_axis(figure, style.ours(frame)["requests_count"].unique(), "requests served in the run", before=0.4, after=1.9)
+    counts = style.ours(frame)["requests_count"].unique()
+    _log2_axis(figure, counts, "requests served in the run", before=0.4, after=1.9)
     low = math.floor((frame["m1_row_hit_frac"].min() - 0.02) * 20) / 20
     figure.update_yaxes(title_text="M1, row hits (fraction)", range=[low, 1])
     ends = []
@@ -163,15 +165,17 @@ def gain(frame: pd.DataFrame) -> go.Figure:
     frame = _rows(frame, block_tokens=[BLOCK_TOKENS], address_map=[STUDY_MAP])
     found = [name for name in WORKLOADS if name in set(frame["workload"])]
     names = style.policies(frame)
-    figure = style.sheet(f"Gain over paged, counted in two ways, blocks of {BLOCK_TOKENS} tokens", 660, legend=True, left=130)
-    ways = {"gain_mean_ratio": "mean of the samples' rates (the study's way)", "gain_total_ratio": "all bytes over all time"}
+    figure = style.sheet(f"Gain over paged, counted in two ways, blocks of {BLOCK_TOKENS} tokens", 660, legend=True,
+                         left=130)
+    ways = {"gain_mean_ratio": "mean of the samples' rates (the study's way)",
+            "gain_total_ratio": "all bytes over all time"}
     for i, policy in enumerate(names):
         look = POLICIES[policy]
         cells = frame[frame["allocator"] == policy].set_index("workload")[list(ways)].reindex(found)
         for y, values in zip(_places(len(found), i, len(names), 0.36), cells.to_numpy(), strict=True):
-            figure.add_scatter(x=values, y=[y, y], mode="lines", line={"color": look.colour, "width": 4}, showlegend=False,
-                               hoverinfo="skip")
-            figure.add_scatter(x=values, y=[y, y], mode="markers", showlegend=False, text=list(ways.values()),
+            figure.add_scatter(x=list(values), y=[y, y], mode="lines", line={"color": look.colour, "width": 4},
+                               showlegend=False, hoverinfo="skip")
+            figure.add_scatter(x=list(values), y=[y, y], mode="markers", showlegend=False, text=list(ways.values()),
                                marker={**style.marker(policy, 17), "symbol": [look.symbol, "diamond-tall"]},
                                hovertemplate=f"{policy}, %{{text}}: %{{x:.3f}}<extra></extra>")
             if not math.isnan(values[0]):
@@ -208,7 +212,8 @@ def throughput(frame: pd.DataFrame) -> go.Figure:
             cells = frame[frame["allocator"] == policy]
             ends += _line(figure, cells, "attention_share_frac", metric, policy, "solid", col=col)[-1:]
         style.name_ends(figure, ends, "right", col=col)
-    return style.note(figure, frame, "attention's share is that of the paged step, whose rest is the same for every allocator; step time on a logarithmic axis")
+    return style.note(figure, frame, "attention's share is that of the paged step, whose rest is the same for every "
+                                     "allocator; step time on a logarithmic axis")
 
 
 def traces(frame: pd.DataFrame) -> go.Figure:
@@ -229,8 +234,8 @@ def placement(frame: pd.DataFrame) -> go.Figure:
     frame = _rows(frame, block_tokens=[BLOCK_TOKENS])
     runs = sorted({(WORKLOADS.index(w), n) for w, n in zip(frame["workload"], frame["requests_count"], strict=True)})
     names = style.policies(frame)
-    figure = style.sheet("Where a sequence's blocks lie", 330 + 130 * len(runs), cols=3, legend=True, headings=True, left=190,
-                         shared_yaxes=True, horizontal_spacing=0.07)
+    figure = style.sheet("Where a sequence's blocks lie", 330 + 130 * len(runs), cols=3, legend=True, headings=True,
+                         left=190, shared_yaxes=True, horizontal_spacing=0.07)
     panels = (("block_adjacency_frac", "adjacent", "consecutive blocks<br>(fraction)"),
               ("same_region_frac", "in the same region", "consecutive blocks<br>(fraction)"),
               ("region_spread", "regions touched / needed", "spread<br>(ratio, 1 = fewest)"))
@@ -256,12 +261,13 @@ def placement_map(frame: pd.DataFrame) -> go.Figure:
     """One sequence's blocks in reading order, each at the region it lies in: paged beside pim-aware."""
     frame = _rows(frame, allocator=["paged", "pim-aware"], block_tokens=[BLOCK_TOKENS])
     names = style.policies(frame)
-    figure = style.sheet("One sequence's blocks, in the order attention reads them", 640, cols=len(names), headings=True,
-                         shared_yaxes=True, horizontal_spacing=0.06)
+    figure = style.sheet("One sequence's blocks, in the order attention reads them", 640, cols=len(names),
+                         headings=True, shared_yaxes=True, horizontal_spacing=0.06)
     for col, policy in enumerate(names, 1):
         cells = frame[frame["allocator"] == policy].sort_values("order_index")
         blocks_on_regions(figure, cells, policy, row=1, col=col)
-        figure.update_xaxes(title_text="block of the sequence, in reading order", range=[0, len(cells) + 1], row=1, col=col)
+        figure.update_xaxes(title_text="block of the sequence, in reading order", range=[0, len(cells) + 1], row=1,
+                            col=col)
         style.heading(figure, f"<b>{policy}</b>: {touched(cells)}", col=col)
     figure.update_yaxes(range=[0, _above(frame["region"])])
     figure.update_yaxes(title_text="region (row index in every bank)", col=1)
@@ -271,8 +277,9 @@ def placement_map(frame: pd.DataFrame) -> go.Figure:
 def blocks_on_regions(figure: go.Figure, cells: pd.DataFrame, policy: str, **place: int) -> None:
     """Draws a block table, in reading order: a marker a block, at the height of its region."""
     figure.add_scatter(x=(cells["order_index"] + 1).tolist(), y=cells["region"].tolist(), mode="lines+markers",
-                       showlegend=False, marker=style.marker(policy, 12), customdata=cells[["block", "slot"]].to_numpy().tolist(),
+                       showlegend=False, marker=style.marker(policy, 12),
                        line={"color": POLICIES[policy].colour, "width": 1.2}, **place,
+                       customdata=cells[["block", "slot"]].to_numpy().tolist(),
                        hovertemplate="block %{customdata[0]}: region %{y}, slot %{customdata[1]}<extra></extra>")
 
 
@@ -297,12 +304,13 @@ def _line(figure: go.Figure, cells: pd.DataFrame, x: str, y: str, policy: str, d
     """A policy's line with its markers, and rings where numbers are published; returns (policy, x, y) of its points."""
     cells = cells.sort_values(x)
     mine, theirs = cells[cells["origin"] != "published"], style.published(cells)
-    figure.add_scatter(x=mine[x].tolist(), y=mine[y].tolist(), mode="lines+markers", name=policy, showlegend=False, row=row,
-                       col=col, line={"color": POLICIES[policy].colour, "dash": dash, "width": 3},
-                       marker=style.marker(policy), hovertemplate=f"{policy}: %{{y:.5g}}<extra></extra>")
+    figure.add_scatter(x=mine[x].tolist(), y=mine[y].tolist(), mode="lines+markers", name=policy, showlegend=False,
+                       line={"color": POLICIES[policy].colour, "dash": dash, "width": 3}, marker=style.marker(policy),
+                       row=row, col=col, hovertemplate=f"{policy}: %{{y:.5g}}<extra></extra>")
     if not theirs.empty:
-        figure.add_scatter(x=theirs[x].tolist(), y=theirs[y].tolist(), mode="markers", showlegend=False, row=row, col=col,
-                           marker=style.ring(policy), hovertemplate=f"{policy}, published: %{{y:.8g}}<extra></extra>")
+        figure.add_scatter(x=theirs[x].tolist(), y=theirs[y].tolist(), mode="markers", showlegend=False,
+                           marker=style.ring(policy), row=row, col=col,
+                           hovertemplate=f"{policy}, published: %{{y:.8g}}<extra></extra>")
     return [(policy, *point) for point in zip(mine[x], mine[y], strict=True)]
 
 
@@ -311,9 +319,9 @@ def _once(ends: list[tuple[str, float, float]]) -> list[tuple[str, float, float]
     return list({end[0]: end for end in reversed(ends)}.values())
 
 
-def _bars(figure: go.Figure, frame: pd.DataFrame, column: str, groups: Sequence[str], metric: str, form: str, row: int = 1,
-          top: float | None = None) -> None:
-    """A group of bars for each of `groups`, one a policy, with its number above and rings where numbers are published."""
+def _bars(figure: go.Figure, frame: pd.DataFrame, column: str, groups: Sequence[str], metric: str, form: str,
+          row: int = 1, top: float | None = None) -> None:
+    """A group of bars for each of `groups`, a bar a policy with its number above; rings where numbers are published."""
     names = style.policies(frame)
     thick = 0.86 / len(names)
     for i, policy in enumerate(names):
@@ -324,8 +332,9 @@ def _bars(figure: go.Figure, frame: pd.DataFrame, column: str, groups: Sequence[
         figure.add_bar(x=places, y=cells.tolist(), width=thick * 0.86, marker=style.fill(policy), name=policy,
                        showlegend=row == 1, row=row, col=1, hovertemplate=f"{policy}: %{{y:.5g}}<extra></extra>")
         if printed.notna().any():
-            figure.add_scatter(x=places, y=printed.tolist(), mode="markers", showlegend=False, marker=style.ring(None, 13),
-                               row=row, col=1, hovertemplate=f"{policy}, published: %{{y:.8g}}<extra></extra>")
+            figure.add_scatter(x=places, y=printed.tolist(), mode="markers", showlegend=False, row=row, col=1,
+                               marker=style.ring(None, 13),
+                               hovertemplate=f"{policy}, published: %{{y:.8g}}<extra></extra>")
         for x, value, ring in zip(places, cells, printed, strict=True):
             if not math.isnan(value):
                 figure.add_annotation(x=x, y=value, text=form.format(value), showarrow=False, yanchor="bottom",
@@ -344,9 +353,9 @@ def _places(groups: int, i: int, of: int, step: float) -> list[float]:
 def _log2_axis(figure: go.Figure, values: Sequence[float], title: str, before: float, after: float) -> None:
     """A logarithmic x axis whose ticks are the values; room before and after in octaves."""
     octave = math.log10(2)
-    figure.update_xaxes(title_text=title, type="log", tickvals=sorted(map(int, values)),
-                        ticktext=[f"{value:,}" for value in sorted(map(int, values))],
-                        range=[math.log10(min(values)) - before * octave, math.log10(max(values)) + after * octave])
+    values = sorted(map(int, values))
+    figure.update_xaxes(title_text=title, type="log", tickvals=values, ticktext=[f"{value:,}" for value in values],
+                        range=[math.log10(values[0]) - before * octave, math.log10(values[-1]) + after * octave])
 
 
 def _above(values: pd.Series | float) -> float:
@@ -384,72 +393,80 @@ _CELL = ("workload", "allocator", "block_tokens")
 FIGURES: dict[str, Plot] = {
     "banks": Plot(
         schematics.banks, "10_placement", "geometry.csv",
-        "What one all-bank command needs, and what an allocator can do about it. Top: a channel's banks work in step, on the "
-        "same row index; all channels together hold one region at each row index. Bottom: the same sequence as paged "
-        "allocation and as KV-PIMple lay it out.",
-        "Drawing. One channel's banks with one row index lit across all of them, the same row lit in every channel, and a "
-        "sequence's blocks scattered over many regions by paged allocation but together in one region by pim-aware.",
+        "A memory channel is split into banks. Each bank keeps one of its rows open, with a multiply-and-add unit "
+        "(×+) beside it; an all-bank command makes all of them work at once on the same row index, fast when that "
+        "row is open and slow when it must be opened first. One row index across all banks of all channels is a "
+        "region. Below: one sequence as paged allocation scatters it, and as one rule keeps it together: fill a "
+        "region before claiming the next.",
+        "Drawing. One channel's banks with one row index lit across all of them, the same row lit in every "
+        "channel, and a sequence's blocks scattered over many regions by paged allocation but together in one "
+        "region by pim-aware.",
         ("channels_count", "banks_count", "row_bytes", "token_bytes", "block_tokens", "tccd_ab_ns", "trc_ns")),
     "placement_map": Plot(
         placement_map, "10_placement", "placement_map.csv",
-        "The block table of one sequence late in a steady run, read from left to right. The height is the region a block "
-        "lies in, so a flat run is read from open rows and every change of height opens another row in every bank.",
-        "Two panels with a sequence's blocks in reading order on the horizontal axis and their region on the vertical one: "
-        "under paged nearly every block changes region, under pim-aware they come in flat runs.",
+        "The block table of one sequence late in a steady run, read from left to right. The height is the region a "
+        "block lies in, so a flat run is read from open rows and every change of height opens another row in every "
+        "bank.",
+        "Two panels with a sequence's blocks in reading order on the horizontal axis and their region on the "
+        "vertical one: under paged nearly every block changes region, under pim-aware they come in flat runs.",
         ("allocator", "order_index", "block", "region", "slot", "blocks_per_region")),
     "placement": Plot(
         placement, "10_placement", "placement.csv",
-        "Placement without any memory model: how often a sequence's next block is the neighbouring one, how often it lies in "
-        "the same region, and how many regions a sequence touches relative to the fewest that could hold it.",
-        "Dot plot with three panels, adjacency, same region and spread, and a row for each run; paged lies near random, "
-        "pim-aware near contiguous.",
+        "Placement without any memory model: how often a sequence's next block is the neighbouring one, how often "
+        "it lies in the same region, and how many regions a sequence touches relative to the fewest that could "
+        "hold it.",
+        "Dot plot with three panels, adjacency, same region and spread, and a row for each run; paged lies near "
+        "random, pim-aware near contiguous.",
         (*_CELL, "requests_count", "block_adjacency_frac", "same_region_frac", "region_spread")),
     "headline": Plot(
         headline, "11_bandwidth", "headline.csv",
-        "Row hits and effective bandwidth by block size. Small paged blocks lose both; pim-aware keeps both at every block "
-        "size; once a block is a region all allocators meet.",
-        "Two line charts over block size. M1 and M3 of paged rise with the block size and meet those of pim-aware and "
-        "contiguous, which are flat and near the top, where a block is a region.",
+        "Row hits and effective bandwidth by block size. Small paged blocks lose both; pim-aware keeps both at "
+        "every block size; once a block is a region all allocators meet.",
+        "Two line charts over block size. M1 and M3 of paged rise with the block size and meet those of pim-aware "
+        "and contiguous, which are flat and near the top, where a block is a region.",
         (*_CELL, "m1_row_hit_frac", "m3_bandwidth_gbps")),
     "bandwidth": Plot(
         bandwidth, "11_bandwidth", "headline.csv",
-        "Effective bandwidth at vLLM's block size, by workload. The gap is widest where requests are short and churn is high; "
-        "long prompts, laid down in one go, hardly suffer.",
-        "Grouped bars of M3 by workload for paged, pim-aware and contiguous, below a dashed line for the ideal; paged is far "
-        "lower for steady and spec, a little for prefix, and level for longctx.",
+        "Effective bandwidth at vLLM's block size, by workload. The gap is widest where requests are short and "
+        "churn is high; long prompts, laid down in one go, hardly suffer.",
+        "Grouped bars of M3 by workload for paged, pim-aware and contiguous, below a dashed line for the ideal; "
+        "paged is far lower for steady and spec, a little for prefix, and level for longctx.",
         (*_CELL, "m3_bandwidth_gbps")),
     "heatmap": Plot(
         heatmap, "11_bandwidth", "heatmap.csv",
-        "Where paged allocation hurts: short prompts in small blocks. Every request has the prompt length of its row.",
-        "Heat map of M1 of paged allocation by prompt length and block size; lightest, so lowest, for short prompts in small "
-        "blocks.",
+        "Where paged allocation hurts: short prompts in small blocks. Every request has the prompt length of its "
+        "row.",
+        "Heat map of M1 of paged allocation by prompt length and block size; lightest, so lowest, for short "
+        "prompts in small blocks.",
         ("allocator", "prompt_tokens", "block_tokens", "m1_row_hit_frac")),
     "run_length": Plot(
         run_length, "11_bandwidth", "run_length.csv",
-        "A free list remembers its first order for a while. The longer the run, the closer paged comes to random placement, so "
-        "a number for paged holds for its run length only; pim-aware does not age.",
-        "Line chart of M1 over the number of requests in a run: paged falls towards the dotted line of random placement, "
-        "pim-aware stays level far above.",
+        "A free list remembers its first order for a while. The longer the run, the closer paged comes to random "
+        "placement, so a number for paged holds for its run length only; pim-aware does not age.",
+        "Line chart of M1 over the number of requests in a run: paged falls towards the dotted line of random "
+        "placement, pim-aware stays level far above.",
         ("allocator", "requests_count", "m1_row_hit_frac")),
     "busiest_channel": Plot(
         busiest_channel, "11_bandwidth", "maps.csv",
-        "The study averages bandwidth over all channels, idle ones included. A map that puts a whole sequence into one channel "
-        "looks best that way and is worst by the channel that ends the step; under the host's own map the two agree.",
-        "Horizontal bars of M3 by address map, left averaged over channels, right by the busiest channel: the pim-friendly "
-        "map is highest on the left and lowest on the right.",
+        "The study averages bandwidth over all channels, idle ones included. A map that puts a whole sequence into "
+        "one channel looks best that way and is worst by the channel that ends the step; under the host's own map "
+        "the two agree.",
+        "Horizontal bars of M3 by address map, left averaged over channels, right by the busiest channel: the "
+        "pim-friendly map is highest on the left and lowest on the right.",
         ("allocator", "address_map", "m3_bandwidth_gbps", "m3_busiest_gbps")),
     "gain": Plot(
         gain, "11_bandwidth", "gains.csv",
-        "The gain over paged, counted as the study does (the mean of each sample's rate) and as all bytes over all time, where "
-        "long sequences count for more.",
-        "Dot plot of the gain of pim-aware and contiguous over paged by workload, two marks each for the two ways of counting.",
+        "The gain over paged, counted as the study does (the mean of each sample's rate) and as all bytes over all "
+        "time, where long sequences count for more.",
+        "Dot plot of the gain of pim-aware and contiguous over paged by workload, two marks each for the two ways "
+        "of counting.",
         (*_CELL, "gain_mean_ratio", "gain_total_ratio")),
     "throughput": Plot(
         throughput, "11_bandwidth", "throughput.csv",
-        "What the gain in attention is worth to a whole decode step. Attention takes its simulated time; the rest of the step is "
-        "set such that attention has the given share under paged, and is the same for all (Amdahl).",
-        "Two line charts over attention's share of the step, tokens per second and step time: the allocators are level where "
-        "attention is a small share and far apart where it is all of the step.",
+        "What the gain in attention is worth to a whole decode step. Attention takes its simulated time; the rest "
+        "of the step is set such that attention has the given share under paged, and is the same for all (Amdahl).",
+        "Two line charts over attention's share of the step, tokens per second and step time: the allocators are "
+        "level where attention is a small share and far apart where it is all of the step.",
         ("allocator", "attention_share_frac", "step_time_us", "throughput_tokens_per_s")),
     "traces": Plot(
         traces, "11_bandwidth", "traces.csv",

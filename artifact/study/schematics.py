@@ -27,12 +27,13 @@ class _Box(NamedTuple):
 def banks(frame: pd.DataFrame) -> go.Figure:
     """One all-bank command, one region, and a sequence's blocks as paged and as pim-aware place them.
 
-    `frame`: one row of a memory's numbers: channels_count, banks_count (of a channel), row_bytes, token_bytes (KV of one
-    token), block_tokens, tccd_ab_ns, trc_ns.
+    `frame`: one row of a memory's numbers: channels_count, banks_count (of a channel), row_bytes, token_bytes (KV of
+    one token), block_tokens, tccd_ab_ns, trc_ns.
     """
     memory = frame.iloc[0]
     height = 630
-    figure = style.sheet("What in-memory attention needs, and what an allocator gives it", height + 146, left=24, bottom=80)
+    figure = style.sheet("What in-memory attention needs, and what an allocator gives it", height + 146, left=24,
+                         bottom=80)
     figure.update_layout(margin={"r": 24})
     figure.update_xaxes(range=[0, style.WIDTH - 48], visible=False)
     figure.update_yaxes(range=[height, 0], visible=False)
@@ -45,8 +46,8 @@ def banks(frame: pd.DataFrame) -> go.Figure:
     together = [(_LIT, slot, slot + 1) for slot in range(slots)]
     _shelves(figure, 0, "paged", "the block that was freed last", slots, scattered)
     _shelves(figure, 492, "pim-aware", "fill one region, then the next", slots, together)
-    return style.note(figure, frame, "numbers in the boxes: the order in which attention reads one sequence's blocks; grey: "
-                                     "blocks of others; white: free", of="drawing; sizes and times: ")
+    return style.note(figure, frame, "numbers in the boxes: the order in which attention reads one sequence's blocks; "
+                                     "grey: blocks of others; white: free", of="drawing; sizes and times: ")
 
 
 def _channel(figure: go.Figure, memory: pd.Series) -> _Box:
@@ -55,7 +56,8 @@ def _channel(figure: go.Figure, memory: pd.Series) -> _Box:
     _text(figure, 0, 14, f"<b>One channel:</b> {count} banks work in step, on the same row", size=SIZE)
     left, top, tall = 74, 40, 15
     step = (560 - left) / count
-    cells = [_Box(left + i * step, top + row * (tall + 2), step - 5, tall) for i in range(count) for row in range(_ROWS)]
+    cells = [_Box(left + i * step, top + row * (tall + 2), step - 5, tall)
+             for i in range(count) for row in range(_ROWS)]
     lit = top + _LIT * (tall + 2)
     bottom = top + _ROWS * (tall + 2)
     _boxes(figure, [cell for cell in cells if cell.y != lit], _CELL, _EDGE)
@@ -68,7 +70,8 @@ def _channel(figure: go.Figure, memory: pd.Series) -> _Box:
     _text(figure, left - 10, bottom + 23, "compute", size=NOTE, anchor="right")
     hit, miss = memory["tccd_ab_ns"], memory["trc_ns"]
     _text(figure, 0, bottom + 54, "Each command reads from the open row of all banks at once:")
-    _text(figure, 0, bottom + 78, f"<b>{hit:g} ns</b> if row r is open already, <b>{miss:g} ns</b> if it must be opened first.")
+    _text(figure, 0, bottom + 78,
+          f"<b>{hit:g} ns</b> if row r is open already, <b>{miss:g} ns</b> if it must be opened first.")
     return _Box(left, top, 560 - left - 5, bottom - top - 2)
 
 
@@ -95,7 +98,8 @@ def _all_channels(figure: go.Figure, memory: pd.Series, at: _Box) -> None:
     _text(figure, left, under + 78, f"of {tokens:g} tokens: <b>{blocks:g} blocks</b> of {memory['block_tokens']:g}")
 
 
-def _shelves(figure: go.Figure, left: float, policy: str, rule: str, slots: int, own: list[tuple[int, int, int]]) -> None:
+def _shelves(figure: go.Figure, left: float, policy: str, rule: str, slots: int,
+             own: list[tuple[int, int, int]]) -> None:
     """Regions as shelves of slots; `own`: (shelf, slot, number) of a sequence's blocks."""
     look = POLICIES[policy]
     top, wide, tall, shelf = 332, 43, 25, 29
@@ -111,15 +115,14 @@ def _shelves(figure: go.Figure, left: float, policy: str, rule: str, slots: int,
         box = places[place]
         _text(figure, box.x + wide / 2, box.y + tall / 2, f"<b>{number}</b>", anchor="center", colour="white")
     touched = sorted({row for row, _, _ in own})
-    for row in range(8):
-        _text(figure, left + 62, top + row * shelf + tall / 2, "region" if row == 0 else "⋮" if row == 7 else "", size=NOTE,
-              anchor="right", colour=QUIET)
+    _text(figure, left + 62, top + tall / 2, "region", size=NOTE, anchor="right", colour=QUIET)
+    _text(figure, left + 62, top + 7 * shelf + tall / 2, "⋮", size=NOTE, anchor="right", colour=QUIET)
     for row in touched:
         _arrow(figure, left + 100, top + row * shelf + tall / 2)
     blocks = "block" if len(own) == 1 else "blocks"
     rows = "row" if len(touched) == 1 else "rows"
-    _text(figure, left + 100, top + 8 * shelf + 20, f"{len(own)} {blocks} to read: <b>{len(touched)} {rows} to open</b>",
-          size=SIZE)
+    _text(figure, left + 100, top + 8 * shelf + 20, size=SIZE,
+          text=f"{len(own)} {blocks} to read: <b>{len(touched)} {rows} to open</b>")
 
 
 def _arrow(figure: go.Figure, x: float, y: float) -> None:

@@ -38,8 +38,8 @@ _SAID = {
 
 _AXIS = {
     "showgrid": True, "gridcolor": FAINT, "gridwidth": 1, "zeroline": False, "showline": True, "linecolor": QUIET,
-    "ticks": "outside", "tickcolor": QUIET, "ticklen": 6, "tickfont": {"size": SMALL}, "title": {"font": {"size": SIZE}},
-    "title_standoff": 10,
+    "ticks": "outside", "tickcolor": QUIET, "ticklen": 6, "tickfont": {"size": SMALL},
+    "title": {"font": {"size": SIZE}, "standoff": 10},
 }
 HOUSE = go.layout.Template(layout={
     "font": {"family": "Arial, Helvetica, Liberation Sans, DejaVu Sans, sans-serif", "size": SMALL, "color": INK},
@@ -58,7 +58,8 @@ def sheet(title: str, height: int, rows: int = 1, cols: int = 1, *, legend: bool
     """An empty figure of `height` px with rows × cols panels, and room above for a legend and for panels' headings."""
     figure = make_subplots(rows=rows, cols=cols, **subplots)
     top = TITLE + STRIP * (legend + headings)
-    figure.update_layout(template=HOUSE, width=WIDTH, height=height, margin={"l": left, "r": RIGHT, "t": top, "b": bottom},
+    figure.update_layout(template=HOUSE, width=WIDTH, height=height,
+                         margin={"l": left, "r": RIGHT, "t": top, "b": bottom},
                          title={"text": f"<b>{title}</b>", "pad": {"t": 22, "l": 24}},
                          legend={"y": 1 + headings * STRIP / (height - top - bottom)})
     return figure
@@ -103,7 +104,8 @@ def fill(policy: str) -> dict:
     """The policy's bar: colour, and a pattern for grey print."""
     look = POLICIES[policy]
     return {"color": look.colour, "line": {"color": look.colour, "width": 1.5},
-            "pattern": {"shape": look.pattern, "fgcolor": "white", "bgcolor": look.colour, "size": 10, "solidity": 0.25}}
+            "pattern": {"shape": look.pattern, "fgcolor": "white", "bgcolor": look.colour, "size": 10,
+                        "solidity": 0.25}}
 
 
 def note(figure: go.Figure, frame: pd.DataFrame, *more: str, of: str = "", published_as: str = "hollow") -> go.Figure:
@@ -116,8 +118,9 @@ def note(figure: go.Figure, frame: pd.DataFrame, *more: str, of: str = "", publi
     parts = [part for part in (of + "; ".join(said), *more) if part]
     text = "<br>".join(part[0].upper() + part[1:] + "." for part in parts)
     margin = figure.layout.margin
-    figure.add_annotation(text=text, xref="paper", yref="paper", x=0, y=0, xanchor="left", yanchor="bottom", align="left",
-                          showarrow=False, xshift=24 - margin.l, yshift=14 - margin.b, font={"size": NOTE, "color": QUIET})
+    figure.add_annotation(text=text, xref="paper", yref="paper", x=0, y=0, xanchor="left", yanchor="bottom",
+                          align="left", showarrow=False, xshift=24 - margin.l, yshift=14 - margin.b,
+                          font={"size": NOTE, "color": QUIET})
     return figure
 
 
@@ -134,7 +137,8 @@ def key(figure: go.Figure, entries: Iterable[tuple[str, dict]]) -> None:
         figure.add_scatter(x=[None], y=[None], name=name, showlegend=True, hoverinfo="skip", **properties)
 
 
-def name_ends(figure: go.Figure, ends: Sequence[tuple[str, float, float]], side: str, row: int = 1, col: int = 1) -> None:
+def name_ends(figure: go.Figure, ends: Sequence[tuple[str, float, float]], side: str, row: int = 1,
+              col: int = 1) -> None:
     """Writes each policy's name beside the end of its line: (policy, x, y), apart where lines meet.
 
     The panel's y axis must have its range set (as exponents when it is logarithmic).
