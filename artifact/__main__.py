@@ -314,7 +314,7 @@ def _listed(counts: dict[str, int]) -> str:
 @click.option("--scale", "scale_name", default="full", help="tiny, smoke or full")
 @click.option("--workers", type=click.IntRange(1), default=2, help="local processes")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the CSV there instead of stdout.")
-@click.option("--keep", type=click.Path(file_okay=False), help="Folder of finished cells: an interrupted sweep resumes.")
+@click.option("--keep", type=click.Path(file_okay=False), help="Folder of finished cells, to resume from.")
 def sweep_(name: str, scale_name: str, workers: int, out: str | None, keep: str | None) -> None:
     """Run a sweep of data/sweeps, or a YAML file, as tidy CSV."""
     from artifact.study import results, scale, sweep

@@ -174,6 +174,33 @@ def published_cells():
     return out
 
 
+def beside(frame):
+    """`frame` and, below its own rows, the study's published numbers of the same cells (origin `published`).
+
+    A cell is the same when every setting that `frame` has a column for is; a frame without the settings of cells, or
+    with published rows already, comes back as it is.
+    """
+    rows = [
+        {**sweep.row(cell, {name: float(r[name]) for name in ("m1_row_hit_frac", "m3_bandwidth_gbps")}),
+         "source": r["source"], "origin": "published"}
+        for cell, r in published_cells() if r["experiment"] not in _LATER
+    ]  # fmt: skip
+    settings = [name for name in sweep.row(Cell(), {}) if name in frame and name != "origin"]
+    if not {"workload", "allocator", "block_tokens", "requests_count"} <= set(settings) or "published" in set(frame["origin"]):
+        return frame
+    computed = set(_keys(frame, settings))
+    theirs = pd.DataFrame(rows)
+    theirs = theirs[[key in computed for key in _keys(theirs, settings)]]
+    columns = [name for name in theirs if name in frame or name == "source"]
+    return pd.concat([frame, theirs[columns]], ignore_index=True) if len(theirs) else frame
+
+
+def _keys(frame, columns):
+    """Each row's values of `columns`, comparable: 512 equals 512.0, and nothing equals nothing."""
+    values = frame[columns].astype(object)
+    return list(values.where(values.notna(), None).itertuples(index=False, name=None))
+
+
 def published(size, keep=None):
     """Every published cell, ours beside the study's; those above the scale's cap on requests are listed, not run."""
     wanted = [(c, r) for c, r in published_cells() if r["experiment"] not in _LATER]

@@ -29,7 +29,7 @@ _SETTINGS = {  # Cell field -> column
 }  # fmt: skip
 
 
-class CellsFailed(Exception):
+class CellsFailed(RuntimeError):
     """Some cells of a sweep raised; the others are finished and kept."""
 
 
