@@ -82,14 +82,15 @@ def throughput(frame, shares=(0.1, 0.25, 0.5, 0.75, 1.0)):
 
 
 def device(*, dram="hbm3-pim", model="llama-gqa-8kv", block_tokens=16):
-    """The memory's numbers beside what a token and a block of the model take in it: one row, for the drawing of both."""
+    """The memory's numbers and what a token and a block of the model take in it: one row, for the drawing of both."""
     memory, shape = geometry.dram(dram), geometry.shape(model)
     return pd.DataFrame([{
         "dram": dram, "model": model, "channels_count": memory.channels, "banks_count": memory.banks,
         "rows_count": memory.rows, "row_bytes": memory.row_bytes, "burst_bytes": memory.burst_bytes,
         "region_bytes": memory.region_bytes, "token_bytes": shape.kv_bytes_per_token, "block_tokens": block_tokens,
         "blocks_per_region": geometry.blocks_per_region(memory, shape.kv_bytes_per_token, block_tokens),
-        "tccd_ab_ns": memory.tccd_ab_ns, "trc_ns": memory.trc_ns, "ideal_gbps": memory.ideal_gbps, "origin": "published",
+        "tccd_ab_ns": memory.tccd_ab_ns, "trc_ns": memory.trc_ns, "ideal_gbps": memory.ideal_gbps,
+        "origin": "published",
     }])  # fmt: skip
 
 
@@ -186,7 +187,8 @@ def beside(frame):
         for cell, r in published_cells() if r["experiment"] not in _LATER
     ]  # fmt: skip
     settings = [name for name in sweep.row(Cell(), {}) if name in frame and name != "origin"]
-    if not {"workload", "allocator", "block_tokens", "requests_count"} <= set(settings) or "published" in set(frame["origin"]):
+    needed = {"workload", "allocator", "block_tokens", "requests_count"}
+    if not needed <= set(settings) or "published" in set(frame["origin"]):
         return frame
     computed = set(_keys(frame, settings))
     theirs = pd.DataFrame(rows)

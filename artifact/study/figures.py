@@ -342,7 +342,10 @@ def _bars(figure: go.Figure, frame: pd.DataFrame, column: str, groups: Sequence[
     figure.update_layout(barmode="overlay")
     figure.update_xaxes(tickvals=list(range(len(groups))), ticktext=list(groups), showgrid=False,
                         range=[-0.5, len(groups) - 0.5])
-    figure.update_yaxes(range=[0, _above(max(frame[metric].max(), top or 0) * 1.1)], row=row)
+    if metric.endswith("_frac"):
+        figure.update_yaxes(range=[0, 1.12], tickvals=[0, 0.2, 0.4, 0.6, 0.8, 1], row=row)
+    else:
+        figure.update_yaxes(range=[0, _above(max(frame[metric].max(), top or 0) * 1.1)], row=row)
 
 
 def _places(groups: int, i: int, of: int, step: float) -> list[float]:
