@@ -276,6 +276,24 @@ def report(scale: str | None, results_dir: str | None, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("key")
+@click.option("--from", "source", type=click.Path(dir_okay=False), metavar="CSV",
+              help="Draw this result instead of that of our recorded full run.")
+@click.option("-o", "--out", type=click.Path(dir_okay=False), metavar="FILE", show_default="KEY.html",
+              help="Its ending chooses: .html, .json, or .png, which needs Chromium.")
+@click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a line.")
+def figure(key: str, source: str | None, out: str | None, as_json: bool) -> None:
+    """One figure from a shipped or given result, in a second. An unknown KEY lists them all."""
+    from artifact.study import plate
+
+    written = plate.write(key, source, out)
+    if as_json:
+        _print_json(**written)
+    else:
+        click.echo(f"{written['file']}: {written['title']} ({', '.join(written['origins'])}; from {written['source']})")
+
+
+@cli.command()
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
 @click.option("--rtol", default=1e-9, help="Numbers may differ by this fraction of B's.")

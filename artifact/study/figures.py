@@ -37,9 +37,7 @@ class Plot(NamedTuple):
 
 def draw(key: str, frame: pd.DataFrame) -> go.Figure:
     """Figure `key` of `frame`. ValueError for an unknown key, no rows, a missing column or one that is not numbers."""
-    if key not in FIGURES:
-        raise ValueError(f"figure {key!r} is not one of: {', '.join(FIGURES)}")
-    plot = FIGURES[key]
+    plot = known(key)
     for column in (*plot.columns, "origin"):
         if column not in frame:
             raise ValueError(f"figure {key}: no column {column!r}; it needs: {', '.join((*plot.columns, 'origin'))}")
@@ -49,6 +47,18 @@ def draw(key: str, frame: pd.DataFrame) -> go.Figure:
         if column not in _WORDS and not pd.api.types.is_numeric_dtype(frame[column]):
             raise ValueError(f"figure {key}: column {column!r} holds {frame[column].iloc[0]!r}; it must hold numbers")
     return plot.function(frame.reset_index(drop=True))
+
+
+def known(key: str) -> Plot:
+    """The entry of `key`; ValueError that lists the keys when there is none."""
+    if key not in FIGURES:
+        raise ValueError(f"figure {key!r} is not one of: {', '.join(FIGURES)}")
+    return FIGURES[key]
+
+
+def title(figure: go.Figure) -> str:
+    """A figure's title as plain text."""
+    return figure.layout.title.text.removeprefix("<b>").removesuffix("</b>")
 
 
 def headline(frame: pd.DataFrame) -> go.Figure:
