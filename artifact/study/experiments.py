@@ -107,12 +107,13 @@ def placement(size, keep=None):
 def placement_map(size):
     """Every block of one sequence late in a steady run, by allocator and block size: region, and slot within it.
 
-    The sequence is the last sampled one of 321 to 640 tokens, or the longest if there is none.
+    The sequence is the last sampled one of 321 to 640 tokens, or the longest if there is none. The run is the
+    headline's, so M1 and M3 beside it are those of the headline.
     """
-    out = []
+    out, requests = [], min(1000, size.sweep_requests)
     for block_tokens in size.block_tokens:
         for allocator in _COMPARED:
-            cell = Cell(allocator=allocator, block_tokens=block_tokens, requests=size.sample_requests, seed=size.seed)
+            cell = Cell(allocator=allocator, block_tokens=block_tokens, requests=requests, seed=size.seed)
             taken = {}
 
             def take(samples, taken=taken):
@@ -126,9 +127,9 @@ def placement_map(size):
             summary, _ = run(cell, on_tables=take)
             g = cell.blocks_per_region
             for i, block in enumerate(taken["table"].tolist()):
-                out.append((allocator, block_tokens, taken["step"], taken["rid"], taken["tokens"], i, block, block // g,
-                            block % g, g, summary["m1_row_hit_frac"], summary["m3_bandwidth_gbps"]))  # fmt: skip
-    names = ["allocator", "block_tokens", "step", "rid", "length_tokens", "order_index", "block", "region"]
+                out.append((allocator, block_tokens, requests, taken["step"], taken["rid"], taken["tokens"], i, block,
+                            block // g, block % g, g, summary["m1_row_hit_frac"], summary["m3_bandwidth_gbps"]))  # fmt: skip
+    names = ["allocator", "block_tokens", "requests_count", "step", "rid", "length_tokens", "order_index", "block", "region"]
     names += ["slot", "blocks_per_region", "m1_row_hit_frac", "m3_bandwidth_gbps"]
     return pd.DataFrame(out, columns=names).assign(origin="simulated")
 
