@@ -1,0 +1,1 @@
+"""Language models: their shapes, prompts for them, and decode traces recorded from them."""
