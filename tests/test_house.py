@@ -146,8 +146,8 @@ def test_the_lock_is_exact():
 def test_the_lock_is_complete_and_holds_nothing_else():
     """Everything the project asks for, and what that asks for in turn, is in the lock, and no more."""
     project = _project()
-    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"],
-              *project["project"]["optional-dependencies"]["dev"]]
+    extras = [line for lines in project["project"]["optional-dependencies"].values() for line in lines]
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"], *extras]
     queue, reached = [Requirement(line) for line in wanted], set()
     while queue:
         requirement = queue.pop()
