@@ -1,1 +1,3 @@
-"""Selection methods of dynamic sparse attention: how a step scores the KV cache's blocks and which it attends to."""
+"""Selection methods of dynamic sparse attention: how a decode step scores the KV cache's blocks, and which it picks."""
+
+from artifact.ops import topk as topk

@@ -1,0 +1,92 @@
+"""Quest: a page's score is an upper bound of its dot products with the query, from each channel's smallest and largest
+key (Tang et al., arXiv 2406.10774), as PRR extends it to grouped queries (arXiv 2606.30389, appendix A.1).
+
+Two implementations of Quest differ. As in its CUDA engine, the page of the newest token is always attended and counts
+in the budget, and the first two layers are dense. Here it is scored like the others as well, over the tokens it has.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from artifact import ops
+
+
+class Bounds(NamedTuple):
+    """Of each page, per KV head and channel, the smallest and the largest key (after RoPE).
+
+    low, high [B, G, N, D] in the keys' dtype, pages past a sequence's end anything; length int64 [B]: tokens.
+    """
+
+    low: torch.Tensor
+    high: torch.Tensor
+    length: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Quest:
+    """Quest's selection. page: tokens; budget_blocks: pages attended in a step, the current one included.
+
+    group: what a KV head makes of its query heads: the score of their "mean" query (PRR), or the "max" or "sum" of
+    their scores; the mean query's score bounds no single head's. dense_layers: first layers that select nothing.
+    """
+
+    page: int = 16
+    budget_blocks: int = 128
+    group: str = "mean"
+    dense_layers: int = 2
+
+    def __post_init__(self):
+        for name, least in (("page", 1), ("budget_blocks", 1), ("dense_layers", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: at least {least}")
+        if self.group not in ops.GROUPS:
+            raise ValueError(f"group is {self.group!r}; allowed: {', '.join(ops.GROUPS)}")
+
+    def summarize(self, k, length=None) -> Bounds:
+        """Bounds of the keys k [B, G, T, D]; length int [B]: how many of the T each sequence has (None = all)."""
+        batch, kv_heads, tokens, dim = k.shape
+        length = torch.full((batch,), tokens) if length is None else torch.as_tensor(length).to(torch.int64)
+        pages = -(-tokens // self.page)
+        past = torch.arange(pages * self.page) >= length[:, None]
+        past = past.reshape(batch, 1, pages, self.page, 1).to(k.device)
+        paged = torch.nn.functional.pad(k, (0, 0, 0, pages * self.page - tokens))
+        paged = paged.reshape(batch, kv_heads, pages, self.page, dim)
+        return Bounds(paged.masked_fill(past, math.inf).amin(3), paged.masked_fill(past, -math.inf).amax(3), length)
+
+    def append(self, metadata: Bounds, k_new) -> Bounds:
+        """Bounds after the keys k_new [B, G, t, D]. They may share memory with `metadata`, which is used up."""
+        low, high, length = metadata.low, metadata.high, metadata.length
+        needed = -(-int(length.max() + k_new.shape[2]) // self.page)
+        if needed > low.shape[2]:
+            more = max(needed - low.shape[2], low.shape[2] // 8)
+            low, high = (torch.nn.functional.pad(old, (0, 0, 0, more)) for old in (low, high))
+        rows = torch.arange(low.shape[0])
+        for token in k_new.unbind(2):
+            page, first = length // self.page, (length % self.page == 0)[:, None, None]
+            low[rows, :, page] = torch.where(first, token, torch.minimum(low[rows, :, page], token))
+            high[rows, :, page] = torch.where(first, token, torch.maximum(high[rows, :, page], token))
+            length = length + 1
+        return Bounds(low, high, length)
+
+    def score(self, q, metadata: Bounds, *, impl="cpu"):
+        """q [B, H, D] -> scores float32 [B, G, N], N the pages of the longest sequence; -inf past a sequence's end."""
+        pages = -(-metadata.length // self.page)
+        scores = ops.quest_scores(q, metadata.low, metadata.high, pages, group=self.group, impl=impl)
+        return scores[:, :, :int(pages.max())]
+
+    def forced(self, length):
+        """length int [B] -> bool [B, N]: the page of the newest token, always attended."""
+        length = torch.as_tensor(length)
+        return torch.arange(-(-int(length.max()) // self.page)) == (length[:, None] - 1) // self.page
+
+    def dense(self, layer, length):
+        """length int [B] -> bool [B]: whether the layer attends to everything: an early one, or the budget suffices."""
+        pages = -(-torch.as_tensor(length) // self.page)
+        return (pages <= self.budget_blocks) | (layer < self.dense_layers)
+
+    def select(self, scores, forced, *, impl="cpu"):
+        """scores [B, G, N], forced bool [B, N] -> int32 [B, G, S]: `budget_blocks` pages, the forced ones first."""
+        return ops.topk(scores, self.budget_blocks, forced[:, None], impl=impl)

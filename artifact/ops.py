@@ -1,0 +1,221 @@
+"""The one doorway to the kernels: checks what it is given, picks the implementation asked for, calls it.
+
+`impl` is "reference" (torch, any device) or "cpu" (Numba); what is asked for is what runs, and an implementation that
+cannot run is a ValueError that says why. Importing this module imports neither torch nor Numba.
+
+Shapes: B sequences, H query heads, G KV heads, D channels, N blocks; query head h uses KV head h // (H/G). A score of
+-inf means that the block cannot be selected, NaN is given as -inf, +inf comes first.
+"""
+
+import numpy as np
+
+IMPLS = ("reference", "cpu")
+GROUPS = ("mean", "max", "sum")
+
+
+def quest_scores(q, low, high, pages=None, *, group="max", impl="cpu"):
+    """Quest's page scores: the sum over channels of max(q * low, q * high), an upper bound of every q.k in the page.
+
+    q [B, H, D]; low, high [B, G, N, D], the smallest and largest key of a page per channel, low <= high, of one dtype;
+    or [1, G, N, D] for all sequences alike. Float32, bfloat16 or float16 torch tensors ("reference" also float64).
+    pages: int [B], the first pages that count in each sequence; None = all.
+    group: "mean" (the score of the group's mean query), "max" or "sum" (of its heads' scores).
+    -> float32 [B, G, N] (float64 from a float64 q); -inf where a page does not count or the score is NaN.
+    """
+    _queries(q, low, "low")
+    if high.shape != low.shape or high.dtype != low.dtype:
+        raise ValueError(f"high is {_shown(high)}; allowed: shape and dtype of low, {_shown(low)}")
+    if group not in GROUPS:
+        raise ValueError(f"group is {group!r}; allowed: {', '.join(GROUPS)}")
+    pages = _counts("pages", pages, q, low.shape[2])
+    if _reference("quest_scores", impl, q, low, high):
+        from artifact.kernels import reference
+
+        return reference.quest_scores(q, low, high, pages, group=group)
+    from artifact.kernels import cpu
+
+    heads, count = _heads(q, low.shape[1], mean=group == "mean")
+    out = np.empty((q.shape[0], low.shape[1], low.shape[2]), np.float32)
+    cpu.quest_scores(heads, count, _bits(low), _bits(high), pages.numpy(), group == "sum", out)
+    return _tensor(out)
+
+
+def infllm_scores(q, keys, length, *, size=32, stride=16, block=64, impl="cpu"):
+    """InfLLM-v2's block scores: softmax over compressed keys, summed over the group, the largest in each block.
+
+    q [B, H, D]; keys [B, G, C, D], or [1, G, C, D] for all sequences alike: key c is the mean of the keys of tokens
+    c * stride to c * stride + size - 1. Float32, bfloat16 or float16 torch tensors ("reference" also float64).
+    length: int [B], tokens of each sequence; windows that reach past it do not count. size, stride, block: tokens.
+    -> float32 [B, G, ceil(max(length) / block)] (float64 from a float64 q); -inf where no key that counts overlaps.
+    """
+    _queries(q, keys, "keys")
+    if stride < 1 or size < stride or size % stride or block < stride or block % stride:
+        raise ValueError(f"size, stride and block are {size}, {stride} and {block}; allowed: multiples of stride >= 1")
+    length = _counts("length", length, q, None)
+    if _reference("infllm_scores", impl, q, keys):
+        from artifact.kernels import reference
+
+        return reference.infllm_scores(q, keys, length, size=size, stride=stride, block=block)
+    from artifact.kernels import cpu
+
+    heads, count = _heads(q, keys.shape[1])
+    heads *= np.float32(q.shape[2] ** -0.5)
+    length = length.numpy()
+    out = np.empty((q.shape[0], keys.shape[1], -(-int(length.max(initial=0)) // block)), np.float32)
+    counts = np.maximum((length - size) // stride + 1, 0)
+    cpu.infllm_scores(heads, count, _bits(keys), counts, block // stride, size // stride - 1, out)
+    return _tensor(out)
+
+
+def ema_step(level, trend, scores, theta, *, impl="cpu"):
+    """One step of PRR's predictor: the new level and trend of every block, and the score to expect next.
+
+    level, trend, scores: float32 of one shape [..., N], torch tensors or NumPy arrays; the same comes back, new.
+    theta = (alpha, beta, gamma). A block not scored so far has level -inf and trend 0; its first finite score becomes
+    its level. One that now has no score, -inf or NaN, goes back to that.
+    -> level, trend, prediction. "reference" and "cpu" agree to the last bit.
+    """
+    alpha, beta, gamma = (float(number) for number in theta)
+    if not (0 < alpha <= 1 and 0 < beta <= 1 and 0 <= gamma <= 1):
+        raise ValueError(f"theta is ({alpha:g}, {beta:g}, {gamma:g}); allowed: 0 < alpha, beta <= 1, 0 <= gamma <= 1")
+    given = {"level": level, "trend": trend, "scores": scores}
+    for name, array in given.items():
+        if array.shape != scores.shape or "float32" not in str(array.dtype) or type(array) is not type(scores):
+            raise ValueError(f"{name} is {_shown(array)}; allowed: float32 of the same shape and kind as scores, "
+                             f"{_shown(scores)}")
+    plain = isinstance(scores, np.ndarray)
+    if _reference("ema_step", impl, *(() if plain else given.values())):
+        from artifact.kernels import reference
+
+        level, trend, scores = (_tensor(array) if plain else array for array in given.values())
+        new = reference.ema_step(level, trend, scores, (alpha, beta, gamma))
+        return tuple(array.numpy() for array in new) if plain else new
+    from artifact.kernels import cpu
+
+    flat = [np.ascontiguousarray(array if plain else array.numpy()).reshape(-1) for array in given.values()]
+    new = [np.empty_like(flat[0]) for _ in range(3)]
+    cpu.ema_step(*flat, alpha, beta, gamma, *new)
+    new = [array.reshape(tuple(scores.shape)) for array in new]
+    return tuple(new) if plain else tuple(_tensor(array) for array in new)
+
+
+def topk(scores, count, forced=None, *, impl="cpu"):
+    """The `count` blocks with the highest scores, exactly; of equal scores those with the lowest index.
+
+    scores: float32 [..., N], a torch tensor or a NumPy array; NaN and -inf cannot be chosen, +inf comes first.
+    forced: bool [..., N], with fewer leading axes or ones of 1: blocks that are in whatever their score. They take
+    their places of the `count` first, and all of them are in even when they are more.
+    -> int32 [..., S], ascending, -1 after the last; S is `count`, or the most forced blocks of a row.
+    """
+    if int(count) != count or count < 0:
+        raise ValueError(f"count is {count}; allowed: a whole number of at least 0")
+    plain = isinstance(scores, np.ndarray)
+    if "float32" not in str(scores.dtype) or not scores.ndim:
+        raise ValueError(f"scores are {_shown(scores)}; allowed: float32 [..., N]")
+    lead, blocks = tuple(scores.shape[:-1]), scores.shape[-1]
+    if forced is not None and not ("bool" in str(forced.dtype) and type(forced) is type(scores)
+                                   and _spreads(tuple(forced.shape), tuple(scores.shape))):
+        raise ValueError(f"forced is {_shown(forced)}; allowed: bool of the kind of scores, {_shown(scores)}, with "
+                         "leading axes that spread over its own")
+    if _reference("topk", impl, *(() if plain else (scores,))):
+        from artifact.kernels import reference
+
+        rows = (_tensor(scores) if plain else scores).reshape(-1, blocks)
+        if forced is not None:
+            forced = (_tensor(forced) if plain else forced).broadcast_to(scores.shape).reshape(-1, blocks)
+        chosen = reference.topk(rows, int(count), forced)
+        chosen = chosen.reshape(*lead, chosen.shape[-1])
+        return chosen.numpy() if plain else chosen
+    from artifact.kernels import cpu
+
+    rows = np.ascontiguousarray(scores if plain else scores.numpy()).reshape(-1, blocks)
+    if forced is None:
+        must = np.zeros((1, blocks), bool)
+    else:
+        must = forced if plain else forced.numpy()
+        must = np.ascontiguousarray(np.broadcast_to(must, (*lead, blocks))).reshape(-1, blocks)
+    slots = max(int(count), int(must.sum(-1).max(initial=0)))
+    out = np.empty((rows.shape[0], slots), np.int32)
+    cpu.topk(rows, int(count), must, out)
+    out = out.reshape(*lead, slots)
+    return out if plain else _tensor(out)
+
+
+def _reference(operator, impl, *tensors):
+    """Whether the torch reference is asked for; ValueError when `impl` is unknown or cannot take the tensors."""
+    if impl == "reference":
+        return True
+    if impl == "triton":
+        raise ValueError(f"impl is 'triton'; {operator} has no Triton kernel, allowed: {', '.join(IMPLS)}")
+    if impl not in IMPLS:
+        raise ValueError(f"impl is {impl!r}; allowed: {', '.join(IMPLS)}")
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            raise ValueError(f"impl is 'cpu'; {operator} was given a tensor on {tensor.device}, allowed: on the CPU")
+        if str(tensor.dtype) not in ("torch.float32", "torch.bfloat16", "torch.float16"):
+            raise ValueError(f"impl is 'cpu'; {operator} was given {tensor.dtype}, allowed: float32, bfloat16, float16")
+    return False
+
+
+def _queries(q, blocks, name):
+    """ValueError unless q [B, H, D] fits `blocks` [B or 1, G, N, D]."""
+    if q.ndim != 3:
+        raise ValueError(f"q is {_shown(q)}; allowed: [B, H, D]")
+    batch, heads, dim = q.shape
+    if blocks.ndim != 4 or blocks.shape[0] not in (1, batch) or blocks.shape[3] != dim:
+        raise ValueError(f"{name} is {_shown(blocks)}; allowed beside q {_shown(q)}: [{batch} or 1, G, N, {dim}]")
+    if not blocks.shape[1] or heads % blocks.shape[1]:
+        raise ValueError(f"{heads} query heads over {blocks.shape[1]} KV heads; allowed: a multiple of them")
+    if not (q.dtype.is_floating_point and blocks.dtype.is_floating_point):
+        raise ValueError(f"q is {_shown(q)} and {name} {_shown(blocks)}; allowed: floating-point numbers")
+
+
+def _counts(name, given, q, default):
+    """One whole number >= 0 per sequence as int64 [B], on q's device; on the CPU its values are checked."""
+    import torch
+
+    if given is None:
+        return torch.full((q.shape[0],), default, dtype=torch.int64, device=q.device)
+    given = torch.as_tensor(given, device=q.device)
+    if given.shape != (q.shape[0],) or given.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} is {_shown(given)}; allowed: int32 or int64 [{q.shape[0]}]")
+    if given.device.type == "cpu" and (given < 0).any():
+        raise ValueError(f"{name} holds {int(given.min())}; allowed: at least 0")
+    return given.to(torch.int64)
+
+
+def _heads(q, kv_heads, mean=False):
+    """q as float32 [B, G, ., D] with zero heads up to a multiple of 4, and how many heads of a group count."""
+    grouped = q.float().reshape(q.shape[0], kv_heads, -1, q.shape[2])
+    grouped = (grouped.mean(2, keepdim=True) if mean else grouped).numpy()
+    count = grouped.shape[2]
+    padded = np.zeros((*grouped.shape[:2], -(-count // 4) * 4, grouped.shape[3]), np.float32)
+    padded[:, :, :count] = grouped
+    return padded, count
+
+
+def _bits(tensor):
+    """A contiguous NumPy view: float32, or the bits of bfloat16 as uint16 and of float16 as int16."""
+    import torch
+
+    kind = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(tensor.dtype)
+    tensor = tensor.contiguous()
+    return tensor.numpy() if kind is None else tensor.view(kind).numpy()
+
+
+def _spreads(shape, whole):
+    """Whether NumPy's rules spread `shape` over `whole`, the last axis as it is."""
+    try:
+        return shape[-1:] == whole[-1:] and np.broadcast_shapes(shape, whole) == whole
+    except ValueError:
+        return False
+
+
+def _tensor(array):
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _shown(array):
+    return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"

@@ -1,0 +1,363 @@
+"""The fast path on a CPU: Numba over NumPy arrays, each number read once where it lies, one core, without the GIL.
+
+Half-precision numbers come as their bits, uint16 for bfloat16 and int16 for float16, and are widened in registers.
+What each operator means stands in `reference`.
+"""
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+# Sums in any order, so that they vectorise. Infinities and NaN keep their rules: they can reach every operator here.
+_FREE = {"reassoc", "contract", "nsz"}
+_AHEAD_BYTES = 2560  # how far to prefetch; from 2 to 3 KiB was best for float32 and for half precision
+
+
+def _compiled(*, fast=False):
+    """njit without the GIL, cached on disk where there is a place for it."""
+
+    def decorate(function):
+        options = {"nogil": True, "fastmath": _FREE if fast else False}
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError:  # no place to write a cache
+            return njit(**options)(function)
+
+    return decorate
+
+
+@intrinsic
+def _bits_to_float(context, bits):
+    """int32 bits -> the float32 they are."""
+
+    def generate(context, builder, signature, values):
+        return builder.bitcast(values[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def _float_to_bits(context, number):
+    """float32 -> its bits as int32."""
+
+    def generate(context, builder, signature, values):
+        return builder.bitcast(values[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
+def _half_to_float(context, bits):
+    """float16 bits -> float32, as the processor converts them."""
+
+    def generate(context, builder, signature, values):
+        return builder.fpext(builder.bitcast(values[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(bits), generate
+
+
+@intrinsic
+def _bfloat_to_float(context, bits):
+    """bfloat16 bits -> float32: they are its upper half."""
+
+    def generate(context, builder, signature, values):
+        word = builder.shl(builder.zext(values[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(word, ir.FloatType())
+
+    return types.float32(bits), generate
+
+
+@intrinsic
+def _prefetch(context, flat, i):
+    """Asks for the cache line of `flat[i]` in the second level; no harm past the array's end."""
+
+    def generate(context, builder, signature, values):
+        address = builder.gep(context.make_array(signature.args[0])(context, builder, values[0]).data, [values[1]])
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
+        function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(builder.module, kind,
+                                                                                 "llvm.prefetch.p0")
+        builder.call(function, [address, word(0), word(2), word(1)])  # a read, kept in the second level, data
+        return context.get_dummy_value()
+
+    return types.void(flat, types.intp), generate
+
+
+def _wide(x):
+    """The float32 of a stored number."""
+
+
+@overload(_wide)
+def _wide_by_type(x):
+    if x == types.uint16:
+        return lambda x: _bfloat_to_float(x)
+    if x == types.int16:
+        return lambda x: _half_to_float(x)
+    return lambda x: x
+
+
+@_compiled(fast=True)
+def total(values):
+    """The sum of a flat array's numbers in float32: what reading them once costs."""
+    s = np.float32(0)
+    for i in range(values.size):
+        s += _wide(values[i])
+    return s
+
+
+@_compiled(fast=True)
+def _bounds_of_four(q, h, low, high, n, m):
+    """Bounds of pages n and m for the heads h to h + 3; q [heads, D], low and high [N, D]."""
+    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0)
+    for d in range(q.shape[1]):
+        least, most = _wide(low[n, d]), _wide(high[n, d])
+        lowest, highest = _wide(low[m, d]), _wide(high[m, d])
+        x = q[h, d]
+        a0 += x * (most if x > 0 else least)
+        b0 += x * (highest if x > 0 else lowest)
+        x = q[h + 1, d]
+        a1 += x * (most if x > 0 else least)
+        b1 += x * (highest if x > 0 else lowest)
+        x = q[h + 2, d]
+        a2 += x * (most if x > 0 else least)
+        b2 += x * (highest if x > 0 else lowest)
+        x = q[h + 3, d]
+        a3 += x * (most if x > 0 else least)
+        b3 += x * (highest if x > 0 else lowest)
+    return a0, a1, a2, a3, b0, b1, b2, b3
+
+
+@_compiled(fast=True)
+def _bounds_of_one(q, h, low, high, n, m):
+    """Bounds of pages n and m for head h."""
+    a = b = np.float32(0)
+    for d in range(q.shape[1]):
+        x = q[h, d]
+        a += x * (_wide(high[n, d]) if x > 0 else _wide(low[n, d]))
+        b += x * (_wide(high[m, d]) if x > 0 else _wide(low[m, d]))
+    return a, b
+
+
+@_compiled()
+def _joined(score, other, add):
+    """Two heads' scores as one: their sum or the larger, NaN when one is."""
+    if add:
+        return score + other
+    return other if other > score or other != other else score
+
+
+@_compiled()
+def quest_scores(q, group, low, high, pages, add, out):
+    """Quest's page bounds, `reference.quest_scores`, of the "max" or (add) the "sum" over a group.
+
+    q float32 [B, G, H/G rounded up to a multiple of 4, D], of which `group` heads count (and the next is zero or
+    counts); low, high [B or 1, G, N, D] contiguous, float32 or bits; pages int64 [B]; out float32 [B, G, N], written.
+    Two pages and four heads at a time: one load of a query serves two pages, one of a page four heads.
+    """
+    flat_low, flat_high = low.reshape(-1), high.reshape(-1)
+    blocks, dim = low.shape[2], low.shape[3]
+    line, ahead = 64 // low.itemsize, _AHEAD_BYTES // low.itemsize
+    for b in range(q.shape[0]):
+        at = min(b, low.shape[0] - 1)
+        for g in range(q.shape[1]):
+            last = min(pages[b], blocks) - 1
+            for n in range(last + 1, blocks):
+                out[b, g, n] = -np.inf
+            start = (at * low.shape[1] + g) * blocks * dim + ahead
+            for n in range(0, last + 1, 2):
+                m = min(n + 1, last)
+                for i in range(start + n * dim, start + (n + 2) * dim, line):
+                    _prefetch(flat_low, i)
+                    _prefetch(flat_high, i)
+                if group == 1:
+                    s, t = _bounds_of_one(q[b, g], 0, low[at, g], high[at, g], n, m)
+                else:
+                    s, a1, a2, a3, t, b1, b2, b3 = _bounds_of_four(q[b, g], 0, low[at, g], high[at, g], n, m)
+                    s, t = _joined(s, a1, add), _joined(t, b1, add)
+                    if group > 2:
+                        s, t = _joined(s, a2, add), _joined(t, b2, add)
+                    if group > 3:
+                        s, t = _joined(s, a3, add), _joined(t, b3, add)
+                for h in range(4, group, 4):
+                    if h + 1 == group:
+                        a0, b0 = _bounds_of_one(q[b, g], h, low[at, g], high[at, g], n, m)
+                        s, t = _joined(s, a0, add), _joined(t, b0, add)
+                        break
+                    a0, a1, a2, a3, b0, b1, b2, b3 = _bounds_of_four(q[b, g], h, low[at, g], high[at, g], n, m)
+                    s, t = _joined(_joined(s, a0, add), a1, add), _joined(_joined(t, b0, add), b1, add)
+                    if h + 2 < group:
+                        s, t = _joined(s, a2, add), _joined(t, b2, add)
+                    if h + 3 < group:
+                        s, t = _joined(s, a3, add), _joined(t, b3, add)
+                out[b, g, n] = -np.inf if s != s else s
+                out[b, g, m] = -np.inf if t != t else t
+
+
+@_compiled(fast=True)
+def _logits_of_four(q, h, keys, n):
+    """Dot products of key n with the heads h to h + 3."""
+    a0 = a1 = a2 = a3 = np.float32(0)
+    for d in range(q.shape[1]):
+        x = _wide(keys[n, d])
+        a0 += q[h, d] * x
+        a1 += q[h + 1, d] * x
+        a2 += q[h + 2, d] * x
+        a3 += q[h + 3, d] * x
+    return a0, a1, a2, a3
+
+
+@_compiled(fast=True)
+def _exponentials(logits, largest):
+    """exp(logits - largest) in place, and their sum. All are finite or -inf and none exceeds `largest`.
+
+    2**x = 2**n * 2**r with n whole and |r| <= 1/2, the latter as a polynomial: within 2e-7 of the exponential.
+    """
+    s = np.float32(0)
+    for i in range(logits.size):
+        x = (logits[i] - largest) * np.float32(1.4426950408889634)
+        x = x if x > np.float32(-126) else np.float32(-126)
+        n = np.floor(x + np.float32(0.5))
+        r = x - n
+        y = np.float32(1.5403530e-4)
+        y = y * r + np.float32(1.3333558e-3)
+        y = y * r + np.float32(9.6181291e-3)
+        y = y * r + np.float32(5.5504109e-2)
+        y = y * r + np.float32(2.4022651e-1)
+        y = y * r + np.float32(6.9314718e-1)
+        y = y * r + np.float32(1.0)
+        y = y * _bits_to_float((np.int32(n) + np.int32(127)) << np.int32(23))
+        y = y if x > np.float32(-126) else np.float32(0)
+        logits[i] = y
+        s += y
+    return s
+
+
+@_compiled()
+def infllm_scores(q, group, keys, counts, per_block, before, out):
+    """InfLLM-v2's block scores, `reference.infllm_scores`.
+
+    q float32 [B, G, H/G rounded up to a multiple of 4, D], scaled by 1 / sqrt(D), of which `group` heads count; keys
+    [B or 1, G, C, D] contiguous, float32 or bits; counts int64 [B]: keys that count; per_block: keys that start in a
+    block; before: earlier keys that reach into it; out float32 [B, G, N], written.
+    """
+    heads = q.shape[2]
+    logits = np.empty((heads, keys.shape[2]), np.float32)
+    flat = keys.reshape(-1)
+    dim, line, ahead = keys.shape[3], 64 // keys.itemsize, _AHEAD_BYTES // keys.itemsize
+    for b in range(q.shape[0]):
+        at, count = min(b, keys.shape[0] - 1), min(counts[b], keys.shape[2])
+        for g in range(q.shape[1]):
+            start = (at * keys.shape[1] + g) * keys.shape[2] * dim + ahead
+            for c in range(count):
+                for i in range(start + c * dim, start + (c + 1) * dim, line):
+                    _prefetch(flat, i)
+                for h in range(0, heads, 4):
+                    a0, a1, a2, a3 = _logits_of_four(q[b, g], h, keys[at, g], c)
+                    logits[h, c], logits[h + 1, c], logits[h + 2, c], logits[h + 3, c] = a0, a1, a2, a3
+            defined = count > 0
+            for h in range(group):
+                largest = np.float32(-np.inf)
+                for c in range(count):
+                    x = logits[h, c]
+                    largest = x if x > largest or x != x else largest
+                if not math.isfinite(largest):
+                    defined = False
+                    break
+                weight = np.float32(1) / _exponentials(logits[h, :count], largest)
+                for c in range(count):
+                    logits[0, c] = weight * logits[h, c] + (logits[0, c] if h else np.float32(0))
+            for n in range(out.shape[2]):
+                best = np.float32(-np.inf)
+                if defined:
+                    for c in range(max(0, n * per_block - before), min(count, (n + 1) * per_block)):
+                        best = max(best, logits[0, c])
+                out[b, g, n] = best
+
+
+@_compiled()
+def ema_step(level, trend, scores, alpha, beta, gamma, out_level, out_trend, prediction):
+    """PRR's level, trend and prediction, `reference.ema_step`; flat float32 arrays, the last three are written.
+
+    Rounds as the reference does, so that both agree to the last bit.
+    """
+    a, b, c, one = np.float32(alpha), np.float32(beta), np.float32(gamma), np.float32(1)
+    for i in range(level.size):
+        old, score = level[i], scores[i]
+        known = abs(score) < np.inf and abs(old) < np.inf
+        new = score if score == score else np.float32(-np.inf)
+        new = a * score + (one - a) * old if known else new
+        drift = b * (score - old) + (one - b) * trend[i] if known else np.float32(0)
+        out_level[i], out_trend[i], prediction[i] = new, drift, new + c * drift
+
+
+_MISSING = -2139095041  # the key of -inf, as a plain int: sums of keys do not fit 32 bits
+
+
+@_compiled()
+def _ordered(scores, forced, keys):
+    """int32 keys that order as the scores do, equal ones alike; -inf, NaN and the forced blocks get the lowest.
+
+    -> how many can be chosen, and the highest key.
+    """
+    count, top = 0, _MISSING
+    for i in range(scores.size):
+        x = scores[i] + np.float32(0)  # -0 becomes 0
+        bits = _float_to_bits(x)
+        key = bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
+        key = key if x > -np.inf and not forced[i] else np.int32(_MISSING)
+        keys[i] = key
+        count += key > _MISSING
+        top = max(top, np.int64(key))
+    return count, top
+
+
+@_compiled()
+def _at_least(keys, bound):
+    """How many keys are at least `bound`."""
+    count = 0
+    for i in range(keys.size):
+        count += keys[i] >= bound
+    return count
+
+
+@_compiled()
+def topk(scores, count, forced, out):
+    """The blocks with the highest scores, `reference.topk`.
+
+    scores float32 [R, N]; forced bool [F, N], each row for R / F of them; out int32 [R, S], written. The smallest key
+    to take is found by halving the range of keys: no sort, no copy, at most 32 counts of a row.
+    """
+    keys = np.empty(scores.shape[1], np.int32)
+    for r in range(scores.shape[0]):
+        must = forced[r * forced.shape[0] // scores.shape[0]]
+        able, top = _ordered(scores[r], must, keys)
+        free = count
+        for i in range(must.size):
+            free -= must[i]
+        free = max(0, min(free, able))
+        low, high, reach = _MISSING + 1, top + 1, able  # `reach` >= free keys reach `low`, fewer reach `high`
+        if free == 0:
+            low, reach = high, 0
+        while reach > free and high - low > 1:
+            middle = low + (high - low) // 2
+            found = _at_least(keys, middle)
+            if found >= free:
+                low, reach = middle, found
+            else:
+                high = middle
+        ties = free if reach == free else free - _at_least(keys, high)  # of keys equal to `low`, the first ones
+        at = 0
+        for i in range(keys.size):
+            if keys[i] < low and not must[i]:
+                continue
+            if keys[i] == low and not must[i]:
+                if ties == 0:
+                    continue
+                ties -= 1
+            out[r, at] = i
+            at += 1
+        for i in range(at, out.shape[1]):
+            out[r, i] = -1

@@ -1,0 +1,122 @@
+"""Each operator as its paper writes it, in torch: readable, on any device and dtype, the oracle of every faster one.
+
+Shapes: B sequences, H query heads, G KV heads (query head h uses KV head h // (H/G)), D channels, N blocks. Results
+are float32, or float64 when the query or the scores are. A score of -inf means that the block cannot be selected; a
+score that would be NaN becomes -inf.
+"""
+
+import math
+
+import torch
+
+
+def quest_scores(q, low, high, pages=None, *, group="max"):
+    """Quest's upper bound of a page's dot products with the query: the sum over channels of max(q * low, q * high).
+
+    q [B, H, D]; low, high [B or 1, G, N, D]: smallest and largest key of each page per channel, low <= high. With a
+    leading 1 all sequences share them. pages int [B]: pages that count in each sequence, the first ones (None = all).
+    group: what a KV head makes of its H/G query heads: the score of their "mean" query (PRR, appendix A.1), or the
+    "max" or the "sum" of their scores.
+    -> [B, G, N]. The larger product is taken as q * high where q > 0 and q * low elsewhere, which is the same for
+    low <= high and says what infinite keys do: a channel with q = 0 and an infinite low is NaN.
+
+    Source: Quest (arXiv 2406.10774), section 3.3.
+    """
+    wide = _wide(q)
+    heads = _by_kv_head(q, low.shape[1])
+    heads = heads.mean(2, keepdim=True) if group == "mean" else heads
+    rows = []
+    for b in range(q.shape[0]):
+        at = min(b, low.shape[0] - 1)
+        query = heads[b].unsqueeze(2)  # [G, H/G, 1, D] against pages [G, 1, N, D]
+        bound = torch.where(query > 0, high[at].to(wide).unsqueeze(1), low[at].to(wide).unsqueeze(1))
+        scores = (query * bound).sum(-1)
+        rows.append(scores.sum(1) if group == "sum" else scores.amax(1))
+    return _missing(torch.stack(rows), pages)
+
+
+def infllm_scores(q, keys, length, *, size, stride, block):
+    """InfLLM-v2's block scores: softmax over compressed keys, summed over the group, the largest in each block.
+
+    q [B, H, D]; keys [B or 1, G, C, D]: key c is the mean of the sequence's keys c * stride to c * stride + size - 1.
+    length int [B]: tokens in each sequence; only the (length - size) // stride + 1 keys of complete windows count.
+    size, stride, block: tokens; size and block are multiples of stride.
+    -> [B, G, N] with N = ceil(max(length) / block). A block's score is the largest of all compressed keys that overlap
+    it: for 32, 16 and 64 a pooling with kernel 5, stride 4 and padding 1. A block that none overlaps is -inf. The
+    softmax's denominator is exact; the CUDA code can approximate it over four times coarser keys.
+
+    Source: InfLLM-v2 (arXiv 2509.24663); OpenBMB/infllmv2_cuda_impl at f908e73, infllm_v2/max_pooling_1d.py.
+    """
+    wide = _wide(q)
+    heads, keys = _by_kv_head(q, keys.shape[1]), keys.to(wide)
+    logits = torch.einsum("bgqd,bgcd->bgqc", heads, keys.expand(q.shape[0], -1, -1, -1)) / math.sqrt(q.shape[-1])
+    counts = compressed_count(length, size, stride)
+    absent = torch.arange(keys.shape[2], device=q.device) >= counts.unsqueeze(1)  # [B, C]
+    total = logits.masked_fill(absent[:, None, None], -math.inf).softmax(-1).sum(2)
+    total = total.masked_fill(absent[:, None], -math.inf)
+    blocks = -(-int(length.max()) // block)
+    per_block, before = block // stride, size // stride - 1
+    after = max(0, (blocks + 1) * per_block - total.shape[2])
+    total = torch.nn.functional.pad(total, (before, after), value=-math.inf)
+    return _missing(total.unfold(-1, per_block + before, per_block)[:, :, :blocks].amax(-1))
+
+
+def compressed_count(length, size, stride):
+    """Complete windows of `size` tokens, `stride` apart, in `length` tokens; for a number or a tensor of them."""
+    count = (length - size) // stride + 1
+    return count.clamp(min=0) if isinstance(count, torch.Tensor) else max(0, count)
+
+
+def ema_step(level, trend, scores, theta):
+    """PRR's predictor: level and trend of each block's score, and the score to expect next.
+
+    level, trend, scores of one shape [..., N]; theta = (alpha, beta, gamma).
+    -> level, trend, prediction: trend' = beta (score - level) + (1 - beta) trend against the old level, level' = alpha
+    score + (1 - alpha) level, prediction = level' + gamma trend'. Where the score or the old level is not finite, the
+    block begins anew with level = score and trend = 0; without a score its level is -inf, and so is its prediction.
+
+    Source: PRR (arXiv 2606.30389), section 4.1, equations 2 and 3.
+    """
+    alpha, beta, gamma = (torch.tensor(weight, dtype=scores.dtype) for weight in theta)
+    known = torch.isfinite(scores) & torch.isfinite(level)
+    trend = torch.where(known, beta * (scores - level) + (1 - beta) * trend, 0.0)
+    level = torch.where(known, alpha * scores + (1 - alpha) * level, _missing(scores))
+    return level, trend, level + gamma * trend
+
+
+def topk(scores, count, forced=None):
+    """The blocks with the highest scores, ties to the lowest index, beside those that are attended in any case.
+
+    scores [R, N]; count: blocks in a list; forced bool [R, N]: blocks that are in whatever their score, first of all
+    and even when they are more than `count`. NaN counts as -inf, and such blocks are in only when forced.
+    -> int32 [R, S] with S = count or the most forced blocks of a row; ascending indices, -1 after the last.
+    """
+    rows, blocks = scores.shape
+    forced = torch.zeros(rows, blocks, dtype=torch.bool, device=scores.device) if forced is None else forced
+    order = torch.sort(scores.nan_to_num(-math.inf, math.inf, -math.inf).masked_fill(forced, -math.inf), dim=-1,
+                       descending=True, stable=True)
+    free = (count - forced.sum(-1, keepdim=True)).clamp(min=0)
+    taken = (torch.arange(blocks, device=scores.device) < free) & (order.values > -math.inf)
+    chosen = forced | torch.zeros_like(forced).scatter(-1, order.indices, taken)
+    index = torch.where(chosen, torch.arange(blocks, device=scores.device), blocks).sort(-1).values
+    slots = max(count, int(forced.sum(-1).max()) if rows else 0)
+    index = torch.nn.functional.pad(index, (0, max(0, slots - blocks)), value=blocks)[:, :slots]
+    return index.masked_fill(index == blocks, -1).to(torch.int32)
+
+
+def _wide(q):
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def _by_kv_head(q, kv_heads):
+    """[B, H, D] -> [B, G, H/G, D], in at least float32."""
+    return q.to(_wide(q)).reshape(q.shape[0], kv_heads, -1, q.shape[-1])
+
+
+def _missing(scores, count=None):
+    """NaN becomes -inf, and so does all from block `count[b]` on."""
+    scores = scores.masked_fill(scores.isnan(), -math.inf)
+    if count is None:
+        return scores
+    absent = torch.arange(scores.shape[-1], device=scores.device) >= count.unsqueeze(1)
+    return scores.masked_fill(absent[:, None], -math.inf)
