@@ -13,7 +13,7 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 def _digest():
     root = Path(__file__).parent
-    sources = sorted((root / "kv").glob("*.py")) + sorted((root / "pim").glob("*.py"))
+    sources = [path for room in ("kv", "pim", "prr") for path in sorted((root / room).glob("*.py"))]
     return hashlib.sha256(b"".join(p.name.encode() + p.read_bytes() for p in sources)).hexdigest()
 
 

@@ -1,0 +1,128 @@
+"""PRR's predictor: each block's score, smoothed, with a trend (paper section 4.1, Eqs. 2 and 3).
+
+State in, state out; per layer, KV head and block: a level l and a trend v, fp32. With a block's score s at step t
+
+    prediction^t = l^(t-1) + gamma v^(t-1)
+    v^t = beta (s - l^(t-1)) + (1 - beta) v^(t-1)      (against the old level: this is not Holt's smoothing)
+    l^t = alpha s + (1 - alpha) l^(t-1)
+
+What the paper leaves open: a block's first finite score starts it, l = s and v = 0. A score that is not finite leaves
+the state as it is: the block does not exist yet, is forced, or was not scored at this step. A block that never had a
+score is predicted -inf; it belongs into the predicted set by the newborn rule until it has one, as forced blocks do,
+outside the predictor and its budget. All scored blocks are updated, not only selected ones.
+
+Finite scores must stay within +-1e30, so that no difference overflows.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from artifact.compiled import compiled
+from artifact.prr import threshold
+
+LARGEST = 1e30
+
+
+class Theta(NamedTuple("Theta", [("alpha", float), ("beta", float), ("gamma", float)])):
+    """The smoothing of level and trend, and the trend's weight. ValueError outside the paper's ranges (section 4.1)."""
+
+    __slots__ = ()
+
+    def __new__(cls, alpha: float, beta: float, gamma: float):
+        """`alpha` and `beta` in (0, 1], `gamma` in [0, 1]."""
+        for name, number, inside, allowed in (
+            ("alpha", alpha, 0 < alpha <= 1, "above 0, at most 1"),
+            ("beta", beta, 0 < beta <= 1, "above 0, at most 1"),
+            ("gamma", gamma, 0 <= gamma <= 1, "0 to 1"),
+        ):
+            if not inside:
+                raise ValueError(f"{name} is {number}; allowed: {allowed}")
+        return super().__new__(cls, float(alpha), float(beta), float(gamma))
+
+    @property
+    def weights(self) -> tuple[np.float32, ...]:
+        """alpha, 1 - alpha, beta, 1 - beta, gamma as the recurrence uses them, fp32."""
+        return tuple(np.float32(x) for x in (self.alpha, 1 - self.alpha, self.beta, 1 - self.beta, self.gamma))
+
+
+class EmaState(NamedTuple):
+    """fp32 [..., G, N] each; level -inf: no score yet."""
+
+    level: np.ndarray
+    trend: np.ndarray
+
+
+def begin(shape: tuple[int, ...]) -> EmaState:
+    """The state before any score, [..., G, N]."""
+    return EmaState(np.full(shape, -np.inf, np.float32), np.zeros(shape, np.float32))
+
+
+def clean(scores: np.ndarray) -> np.ndarray:
+    """`scores` as contiguous fp32 with NaN as -inf. ValueError for a finite score beyond +-1e30."""
+    scores = np.ascontiguousarray(scores, dtype=np.float32)
+    size = np.abs(scores)
+    if ((size > LARGEST) & (size < np.inf)).any():
+        raise ValueError(f"a score is {size[size < np.inf].max():g} in size; allowed: at most {LARGEST:g}, or infinite")
+    return np.where(np.isnan(scores), np.float32(-np.inf), scores)
+
+
+def predict(state: EmaState, theta: Theta) -> np.ndarray:
+    """The scores expected of the next step (Eq. 2), fp32 [..., G, N]; -inf where a block has none yet."""
+    *_, gamma = Theta(*theta).weights
+    return state.level + gamma * state.trend
+
+
+def update(state: EmaState, scores: np.ndarray, theta: Theta) -> EmaState:
+    """The state after a step's scores [..., G, N] (Eq. 3); N may have grown, new blocks are newborn.
+
+    ValueError when another axis differs or blocks are gone.
+    """
+    alpha, keep_level, beta, keep_trend, _ = Theta(*theta).weights
+    scores = clean(scores)
+    level, trend = _grown(state, scores.shape)
+    scored, known = np.isfinite(scores), np.isfinite(level)
+    with np.errstate(invalid="ignore"):  # infinities; not used
+        moved = beta * (scores - level) + keep_trend * trend
+        smoothed = alpha * scores + keep_level * level
+    return EmaState(np.where(scored, np.where(known, smoothed, scores), level),
+                    np.where(scored, np.where(known, moved, np.float32(0)), trend))
+
+
+def _grown(state, shape):
+    old = state.level.shape
+    if old == shape:
+        return state
+    if old[:-1] != shape[:-1] or old[-1] > shape[-1]:
+        raise ValueError(f"scores have shape {shape}, the state {old}; allowed: the same, or more blocks (last axis)")
+    grown = begin(shape)
+    grown.level[..., : old[-1]] = state.level
+    grown.trend[..., : old[-1]] = state.trend
+    return grown
+
+
+def top(scores: np.ndarray, k: int) -> np.ndarray:
+    """The k largest of the last axis as ascending indices, int32 [..., k]; ties go to the lowest index.
+
+    -inf and NaN are never picked; rows with fewer than k others end in -1. ValueError for k < 0.
+    """
+    if k < 0:
+        raise ValueError(f"k is {k}; allowed: at least 0")
+    scores = np.asarray(scores, dtype=np.float32)
+    rows = np.ascontiguousarray(scores).reshape(-1, scores.shape[-1])
+    listed = np.full((rows.shape[0], k), -1, dtype=np.int32)
+    _top(np.where(np.isnan(rows), np.float32(-np.inf), rows), listed)
+    return listed.reshape(*scores.shape[:-1], k)
+
+
+@compiled
+def _top(rows, listed):
+    cell = np.empty(1, np.float32)
+    chosen = np.empty(rows.shape[1], np.bool_)
+    for r in range(rows.shape[0]):
+        threshold.mark(rows[r], listed.shape[1], cell, chosen)
+        n = 0
+        for i in range(chosen.size):
+            if chosen[i]:
+                listed[r, n] = i
+                n += 1
