@@ -7,7 +7,7 @@ and maximum; a page of 64 tokens from four of 16) and of InfLLM-v2 (keys average
 of two neighbouring pages), for calibration and for recall; whole keys would be an order of magnitude larger.
 
 A file is a NumPy .npz without pickles. Its fp16 arrays lie there as two planes of bytes, uint8 [2, ...], low bytes
-first: the plane of signs and exponents deflates well, the other not at all, mixed they spoil each other. The file's
+first: the plane of signs and exponents deflates well, the other badly, and mixed they spoil each other. The file's
 line in `index.csv` beside it has its sha256 and the command that made it.
 """
 
@@ -25,6 +25,7 @@ import numpy as np
 from artifact.models import registry
 
 PAGE_TOKENS = 16
+BITS = 9  # significant bits kept of fp16's 11; bf16, in which such models usually run, has 8
 DECODING = {
     "greedy": "the model's own continuation, its likeliest token each time",
     "sampled": "the model's own continuation, drawn with a fixed seed",
@@ -137,6 +138,36 @@ class Trace:
         low, high, mean = (half.reshape(half.shape[0], count, folded, half.shape[2]) for half in whole)
         return low.min(2), high.max(2), mean.mean(2)
 
+    def scores(self, method, layer: int, part: str = "decode") -> np.ndarray:
+        """fp32 [rows, G, N]: what `method` scores the layer's blocks with at each row, -inf where one is not complete.
+
+        `method`: a Quest or an InfLLM of artifact.dsa, with pages, blocks and strides that 16-token pages make up. N:
+        its complete blocks of the final sequence.
+        """
+        import torch
+
+        from artifact.dsa.infllm import Compressed, InfLLM
+        from artifact.dsa.quest import Bounds
+
+        length = self.lengths(part)
+        if isinstance(method, InfLLM):
+            block, windows = method.block, method.size // PAGE_TOKENS
+            if method.stride != PAGE_TOKENS:
+                raise ValueError(f"stride is {method.stride}; allowed on a trace, which has pages: {PAGE_TOKENS}")
+            means = torch.from_numpy(self.pages(layer)[2])
+            keys = means.unfold(1, windows, 1).mean(-1) if means.shape[1] >= windows else means[:, :0]
+            metadata = Compressed(keys[None], keys[None, :, :0], torch.from_numpy(length))
+        else:
+            block = method.page
+            low, high, _ = (torch.from_numpy(each)[None] for each in self.pages(layer, block))
+            metadata = Bounds(low, high, torch.from_numpy(length // block * block))
+        found = method.score(torch.from_numpy(self.queries(layer, part)), metadata).numpy()
+        out = np.full((*found.shape[:2], (self.tokens + self.steps) // block), -np.inf, np.float32)
+        known = min(found.shape[2], out.shape[2])
+        out[..., :known] = found[..., :known]
+        out[np.broadcast_to(np.arange(out.shape[2]) >= (length // block)[:, None, None], out.shape)] = -np.inf
+        return out
+
     def _at(self, layer):
         at = np.flatnonzero(self.layers == layer)
         if not at.size:
@@ -205,6 +236,19 @@ def index(folder: str | Path) -> list[dict[str, str]]:
     if any(set(line) != set(COLUMNS) or None in line.values() for line in lines):
         raise ValueError(f"{path}: not an index of traces; its columns are {', '.join(COLUMNS)}")
     return lines
+
+
+def check_length(tokens: int, steps: int, rows: int, context_tokens: int) -> None:
+    """Raises ValueError unless a prompt of `tokens` with its `steps` fits the context and has `rows` rows to keep."""
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; allowed: at least 1")
+    if tokens < PAGE_TOKENS:
+        raise ValueError(f"tokens is {tokens}; allowed: at least a page of {PAGE_TOKENS}")
+    if tokens + steps > context_tokens:
+        raise ValueError(f"tokens is {tokens}; with {steps} steps the model's context of {context_tokens} allows at "
+                         f"most {max(context_tokens - steps, 0)}")
+    if not 0 <= rows <= tokens:
+        raise ValueError(f"rows is {rows}; allowed: 0 to {tokens}, the tokens of the prompt")
 
 
 def _decode(content):
