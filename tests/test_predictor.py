@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from artifact import ops
 from artifact.prr import predictor
 from artifact.prr.predictor import EmaState, Theta
 
@@ -39,11 +40,10 @@ def test_the_recurrence_is_the_papers_block_by_block(scores, theta):
     for g, i in np.ndindex(scores.shape[1:]):
         level, trend = np.float32(-np.inf), np.float32(0)
         for score in scores[:, g, i]:
-            if np.isfinite(score):
-                if np.isfinite(level):
-                    level, trend = (alpha * score + keep_level * level, beta * (score - level) + keep_trend * trend)
-                else:
-                    level = score
+            if np.isfinite(score) and np.isfinite(level):
+                level, trend = alpha * score + keep_level * level, beta * (score - level) + keep_trend * trend
+            else:
+                level, trend = np.float32(-np.inf if np.isnan(score) else score), np.float32(0)
         assert (last.level[g, i], last.trend[g, i]) == (level, trend)
         assert predictor.predict(last, theta)[g, i] == level + gamma * trend
 
@@ -56,26 +56,34 @@ def test_the_trend_follows_the_old_level():
 
 
 @settings(deadline=None)  # the first call compiles
-@given(scores_of(rows=2, numbers=st.floats(-4, 4, width=16)), st.integers(1, 12))
+@given(scores_of(), st.integers(1, 12))
 def test_without_smoothing_the_prediction_is_the_last_steps_set(scores, k):
-    """gamma = 0, alpha = 1, |P| = |A|; blocks that appear late included."""
-    k = min(k, scores.shape[-1])
-    for i in range(scores.shape[-1]):  # block i exists from row i on
-        scores[: min(i // 2, len(scores) - 1), :, i] = -np.inf
+    """gamma = 0, alpha = 1, |P| = |A|; whatever the scores."""
     theta = Theta(1, 0.3, 0)
     for row, state in zip(scores, states(scores, theta), strict=True):
         assert np.array_equal(predictor.top(predictor.predict(state, theta), k), predictor.top(row, k))
 
 
-def test_missing_scores_leave_the_state_as_it_is():
+def test_a_block_without_a_score_begins_anew():
     theta = Theta(0.5, 0.5, 0.5)
-    rows = np.float32([[1, np.nan, -np.inf], [2, 5, np.inf], [np.nan, 6, -np.inf], [3, np.inf, np.nan]])
+    rows = np.float32([[1, np.nan, -np.inf], [2, 5, np.inf], [np.nan, 6, 3], [3, np.inf, np.nan]])
     first, second, third, fourth = states(rows[:, None], theta)
     assert first.level.tolist() == [[1, -np.inf, -np.inf]]
-    assert second.level.tolist() == [[1.5, 5, -np.inf]] and second.trend.tolist() == [[0.5, 0, 0]]
-    assert third.level[0, 0] == 1.5 and third.trend[0, 0] == 0.5 and third.level[0, 1] == 5.5
-    assert fourth.level[0, 1] == 5.5 and fourth.level[0, 2] == -np.inf
-    assert predictor.predict(fourth, theta)[0, 2] == -np.inf
+    assert second.level.tolist() == [[1.5, 5, np.inf]] and second.trend.tolist() == [[0.5, 0, 0]]
+    assert third.level.tolist() == [[-np.inf, 5.5, 3]] and third.trend.tolist() == [[0, 0.5, 0]]
+    assert fourth.level.tolist() == [[3, np.inf, -np.inf]] and fourth.trend.tolist() == [[0, 0, 0]]
+    assert predictor.predict(fourth, theta).tolist() == fourth.level.tolist()
+
+
+@settings(deadline=None)
+@given(scores_of(), THETAS)
+def test_the_kernel_is_the_same_recurrence(scores, theta):
+    state = predictor.begin(scores.shape[1:])
+    for row in scores:
+        *expected, prediction = ops.ema_step(*state, row, theta)
+        state = predictor.update(state, row, theta)
+        assert np.array_equal(state.level, expected[0]) and np.array_equal(state.trend, expected[1])
+        assert np.array_equal(predictor.predict(state, theta), prediction)
 
 
 def test_blocks_may_be_added_but_not_taken_away():

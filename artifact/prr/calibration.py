@@ -11,7 +11,7 @@ What the paper leaves open, and what is done here:
   score itself and refuses negative ones. In a row where all of A weighs 0 the blocks of A weigh the same; a score of
   +inf weighs as the row's highest finite one
 - theta is shared by a layer's heads; the level starts at the first row, which therefore counts for nothing
-- newborn blocks (no score before the row) are in P by rule, not by prediction: they count neither in A nor in P
+- newborn blocks (no score in the row before) are in P by rule, not by prediction: they count neither in A nor in P
 - rows that have no more selectable blocks than the budget hold nothing to predict and do not count
 - equal objectives: the lowest alpha, then beta, then gamma; with gamma = 0 beta is without effect, so 64 candidates
   are distinct. No row counts: the objective is NaN everywhere and theta the first candidate
@@ -66,9 +66,8 @@ def plain(scores: np.ndarray, budget: int, *, ratio: float = 1.0, rows: int | No
     scores, weight, picks = _checked(scores, budget, ratio, rows, weights)
     hits, objective = np.zeros(SHAPE, np.int64), np.zeros(SHAPE)
     selected = largest(scores, budget)
-    finite = np.isfinite(scores)
     known = np.zeros(scores.shape, bool)
-    known[1:] = np.maximum.accumulate(finite[:-1], axis=0)
+    known[1:] = ~np.isneginf(scores[:-1])
     counts = (~np.isneginf(scores)).sum(-1) > budget
     target = selected & known & counts[..., None]
     shares = np.where(target, weight, 0)
@@ -77,15 +76,15 @@ def plain(scores: np.ndarray, budget: int, *, ratio: float = 1.0, rows: int | No
     shares = shares / np.maximum(shares.sum(-1, keepdims=True), np.finfo(float).tiny)
     for index in np.ndindex(SHAPE):
         alpha, keep_level, beta, keep_trend, gamma = Theta(*(v[i] for v, i in zip(_AXES, index, strict=True))).weights
-        level, trend = np.full(scores.shape[1:], -np.inf, np.float32), np.zeros(scores.shape[1:], np.float32)
-        for row, scored, old, wanted, share in zip(scores, finite, known, target, shares, strict=True):
+        level, trend = scores[0], np.zeros(scores.shape[1:], np.float32)
+        for row, wanted, share in zip(scores[1:], target[1:], shares[1:], strict=True):
             hit = largest(level + gamma * trend, picks) & wanted
             hits[index] += hit.sum()
             objective[index] += share[hit].sum()
+            going_on = np.isfinite(row) & np.isfinite(level)
             with np.errstate(invalid="ignore"):
-                moved, smoothed = beta * (row - level) + keep_trend * trend, alpha * row + keep_level * level
-            trend = np.where(scored, np.where(old, moved, np.float32(0)), trend)
-            level = np.where(scored, np.where(old, smoothed, row), level)
+                trend = np.where(going_on, beta * (row - level) + keep_trend * trend, np.float32(0))
+                level = np.where(going_on, alpha * row + keep_level * level, row)
     return _chosen(objective, hits, int(target.sum()), int(target.any(-1).sum()))
 
 
@@ -148,27 +147,24 @@ def _grid(scores, weight, budget, picks, grid, hits, objective):
     rows, heads, blocks = scores.shape
     level = np.empty((grid.shape[0], blocks), np.float32)
     trend = np.empty((grid.shape[0], grid.shape[1], blocks), np.float32)
-    known, selected = np.empty(blocks, np.bool_), np.empty(blocks, np.bool_)
-    keeps, starts = np.empty(blocks, np.bool_), np.empty(blocks, np.bool_)
+    anew, selected = np.empty(blocks, np.bool_), np.empty(blocks, np.bool_)
     target, share = np.empty(blocks, np.int32), np.empty(blocks, np.int64)
     expected, cell = np.empty(blocks, np.float32), np.empty(1, np.float32)
     keys, moves = np.empty(grid.shape[:3], np.int64), np.empty(grid.shape[:3], np.int64)
     all_wanted, counted = 0, 0
     for g in range(heads):
-        level[:] = -np.inf
+        level[:] = scores[0, g]
         trend[:] = 0
-        known[:] = False
         keys[:] = 0
         moves[:] = 1 << 20
-        old = 0
-        for r in range(rows):
-            row = scores[r, g]
-            wanted = _target(row, known, weight[r, g], budget, selected, cell, target, share)
+        for r in range(1, rows):
+            row, before = scores[r, g], scores[r - 1, g]
+            wanted = _target(row, before, weight[r, g], budget, selected, cell, target, share)
             all_wanted += wanted
             counted += wanted > 0
+            known = threshold.count(before, threshold.value(threshold.LOWEST + 1, cell))
             for i in range(blocks):
-                keeps[i] = not np.isfinite(row[i])
-                starts[i] = not known[i]
+                anew[i] = not (np.isfinite(row[i]) and np.isfinite(before[i]))
             drift = 0  # how far this row's thresholds have moved, as the candidate before saw it
             for a in range(grid.shape[0]):
                 smooth = level[a]
@@ -177,7 +173,7 @@ def _grid(scores, weight, budget, picks, grid, hits, objective):
                     for c in range(grid.shape[2] if wanted else 0):
                         if c == 0 and b > 0:
                             continue
-                        if old <= picks:  # all that can be predicted is
+                        if known <= picks:  # all that can be predicted is
                             hits[a, b, c] += wanted
                             objective[a, b, c] += 1
                             continue
@@ -195,25 +191,22 @@ def _grid(scores, weight, budget, picks, grid, hits, objective):
                     beta, keep = grid[a, b, 0, 2], grid[a, b, 0, 3]
                     for i in range(blocks):
                         moved = beta * (row[i] - smooth[i]) + keep * slope[i]
-                        slope[i] = slope[i] if keeps[i] else (np.float32(0) if starts[i] else moved)
+                        slope[i] = np.float32(0) if anew[i] else moved
                 alpha, keep = grid[a, 0, 0, 0], grid[a, 0, 0, 1]
                 for i in range(blocks):
                     moved = alpha * row[i] + keep * smooth[i]
-                    smooth[i] = smooth[i] if keeps[i] else (row[i] if starts[i] else moved)
-            for i in range(blocks):
-                old += starts[i] and not keeps[i]
-                known[i] = known[i] or not keeps[i]
+                    smooth[i] = row[i] if anew[i] else moved
     return all_wanted, counted
 
 
 @compiled
-def _target(row, known, weight, budget, selected, cell, target, share):
+def _target(row, before, weight, budget, selected, cell, target, share):
     """The blocks of A that count, 0 or 1, and their shares of Eq. 4's denominator in units of 2^-60. -> how many."""
     if threshold.mark(row, budget, cell, selected) == threshold.count(row, threshold.value(threshold.LOWEST + 1, cell)):
         return 0
     wanted, whole = 0, 0.0
     for i in range(row.size):
-        target[i] = selected[i] and known[i]
+        target[i] = selected[i] and before[i] > -np.inf
         wanted += target[i]
         whole += weight[i] * target[i]
     for i in range(row.size):

@@ -6,10 +6,11 @@ State in, state out; per layer, KV head and block: a level l and a trend v, fp32
     v^t = beta (s - l^(t-1)) + (1 - beta) v^(t-1)      (against the old level: this is not Holt's smoothing)
     l^t = alpha s + (1 - alpha) l^(t-1)
 
-What the paper leaves open: a block's first finite score starts it, l = s and v = 0. A score that is not finite leaves
-the state as it is: the block does not exist yet, is forced, or was not scored at this step. A block that never had a
-score is predicted -inf; it belongs into the predicted set by the newborn rule until it has one, as forced blocks do,
-outside the predictor and its budget. All scored blocks are updated, not only selected ones.
+What the paper leaves open: a score of -inf or NaN says that the block cannot be selected at this step: it does not
+exist yet or is forced, and stands outside the predictor. Where the old level or the score is not finite, the block
+begins anew with l = s, v = 0. A block without a score in the step before is newborn: predicted -inf, it belongs into
+the predicted set by rule until it has a score, as forced blocks do, outside the predictor and its budget. All scored
+blocks are updated, not only selected ones. `artifact.ops.ema_step` is the same in one call.
 
 Finite scores must stay within +-1e30, so that no difference overflows.
 """
@@ -42,12 +43,13 @@ class Theta(NamedTuple("Theta", [("alpha", float), ("beta", float), ("gamma", fl
 
     @property
     def weights(self) -> tuple[np.float32, ...]:
-        """alpha, 1 - alpha, beta, 1 - beta, gamma as the recurrence uses them, fp32."""
-        return tuple(np.float32(x) for x in (self.alpha, 1 - self.alpha, self.beta, 1 - self.beta, self.gamma))
+        """alpha, 1 - alpha, beta, 1 - beta, gamma as the recurrence uses them: rounded to fp32 first."""
+        alpha, beta, gamma = (np.float32(value) for value in self)
+        return alpha, np.float32(1) - alpha, beta, np.float32(1) - beta, gamma
 
 
 class EmaState(NamedTuple):
-    """fp32 [..., G, N] each; level -inf: no score yet."""
+    """fp32 [..., G, N] each; level -inf: no score at the last step."""
 
     level: np.ndarray
     trend: np.ndarray
@@ -68,7 +70,7 @@ def clean(scores: np.ndarray) -> np.ndarray:
 
 
 def predict(state: EmaState, theta: Theta) -> np.ndarray:
-    """The scores expected of the next step (Eq. 2), fp32 [..., G, N]; -inf where a block has none yet."""
+    """The scores expected of the next step (Eq. 2), fp32 [..., G, N]; -inf for newborn blocks."""
     *_, gamma = Theta(*theta).weights
     return state.level + gamma * state.trend
 
@@ -81,12 +83,11 @@ def update(state: EmaState, scores: np.ndarray, theta: Theta) -> EmaState:
     alpha, keep_level, beta, keep_trend, _ = Theta(*theta).weights
     scores = clean(scores)
     level, trend = _grown(state, scores.shape)
-    scored, known = np.isfinite(scores), np.isfinite(level)
+    known = np.isfinite(level) & np.isfinite(scores)
     with np.errstate(invalid="ignore"):  # infinities; not used
         moved = beta * (scores - level) + keep_trend * trend
         smoothed = alpha * scores + keep_level * level
-    return EmaState(np.where(scored, np.where(known, smoothed, scores), level),
-                    np.where(scored, np.where(known, moved, np.float32(0)), trend))
+    return EmaState(np.where(known, smoothed, scores), np.where(known, moved, np.float32(0)))
 
 
 def _grown(state, shape):
