@@ -7,6 +7,8 @@ Shapes: B sequences, H query heads, G KV heads, D channels, N blocks; query head
 -inf means that the block cannot be selected, NaN is given as -inf, +inf comes first.
 """
 
+import math
+
 import numpy as np
 
 IMPLS = ("reference", "cpu")
@@ -113,6 +115,7 @@ def topk(scores, count, forced=None, *, impl="cpu"):
     if "float32" not in str(scores.dtype) or not scores.ndim:
         raise ValueError(f"scores are {_shown(scores)}; allowed: float32 [..., N]")
     lead, blocks = tuple(scores.shape[:-1]), scores.shape[-1]
+    flat = (math.prod(lead), blocks)
     if forced is not None and not ("bool" in str(forced.dtype) and type(forced) is type(scores)
                                    and _spreads(tuple(forced.shape), tuple(scores.shape))):
         raise ValueError(f"forced is {_shown(forced)}; allowed: bool of the kind of scores, {_shown(scores)}, with "
@@ -120,20 +123,20 @@ def topk(scores, count, forced=None, *, impl="cpu"):
     if _reference("topk", impl, *(() if plain else (scores,))):
         from artifact.kernels import reference
 
-        rows = (_tensor(scores) if plain else scores).reshape(-1, blocks)
+        rows = (_tensor(scores) if plain else scores).reshape(flat)
         if forced is not None:
-            forced = (_tensor(forced) if plain else forced).broadcast_to(scores.shape).reshape(-1, blocks)
+            forced = (_tensor(forced) if plain else forced).broadcast_to(scores.shape).reshape(flat)
         chosen = reference.topk(rows, int(count), forced)
         chosen = chosen.reshape(*lead, chosen.shape[-1])
         return chosen.numpy() if plain else chosen
     from artifact.kernels import cpu
 
-    rows = np.ascontiguousarray(scores if plain else scores.numpy()).reshape(-1, blocks)
+    rows = np.ascontiguousarray(scores if plain else scores.numpy()).reshape(flat)
     if forced is None:
         must = np.zeros((1, blocks), bool)
     else:
         must = forced if plain else forced.numpy()
-        must = np.ascontiguousarray(np.broadcast_to(must, (*lead, blocks))).reshape(-1, blocks)
+        must = np.ascontiguousarray(np.broadcast_to(must, (*lead, blocks))).reshape(flat)
     slots = max(int(count), int(must.sum(-1).max(initial=0)))
     out = np.empty((rows.shape[0], slots), np.int32)
     cpu.topk(rows, int(count), must, out)

@@ -135,9 +135,11 @@ def _bounds_of_one(q, h, low, high, n, m):
     """Bounds of pages n and m for head h."""
     a = b = np.float32(0)
     for d in range(q.shape[1]):
+        least, most = _wide(low[n, d]), _wide(high[n, d])
+        lowest, highest = _wide(low[m, d]), _wide(high[m, d])
         x = q[h, d]
-        a += x * (_wide(high[n, d]) if x > 0 else _wide(low[n, d]))
-        b += x * (_wide(high[m, d]) if x > 0 else _wide(low[m, d]))
+        a += x * (most if x > 0 else least)
+        b += x * (highest if x > 0 else lowest)
     return a, b
 
 
@@ -302,24 +304,24 @@ def _ordered(scores, forced, keys):
 
     -> how many can be chosen, and the highest key.
     """
-    count, top = 0, _MISSING
+    count, top = np.int32(0), np.int32(_MISSING)
     for i in range(scores.size):
         x = scores[i] + np.float32(0)  # -0 becomes 0
         bits = _float_to_bits(x)
         key = bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
         key = key if x > -np.inf and not forced[i] else np.int32(_MISSING)
         keys[i] = key
-        count += key > _MISSING
-        top = max(top, np.int64(key))
-    return count, top
+        count = np.int32(count + np.int32(key > np.int32(_MISSING)))
+        top = max(top, key)
+    return count, np.int64(top)
 
 
 @_compiled()
 def _at_least(keys, bound):
     """How many keys are at least `bound`."""
-    count = 0
+    count = np.int32(0)
     for i in range(keys.size):
-        count += keys[i] >= bound
+        count = np.int32(count + np.int32(keys[i] >= bound))
     return count
 
 
@@ -343,12 +345,13 @@ def topk(scores, count, forced, out):
             low, reach = high, 0
         while reach > free and high - low > 1:
             middle = low + (high - low) // 2
-            found = _at_least(keys, middle)
+            found = _at_least(keys, np.int32(middle))
             if found >= free:
                 low, reach = middle, found
             else:
                 high = middle
-        ties = free if reach == free else free - _at_least(keys, high)  # of keys equal to `low`, the first ones
+        # of the keys equal to `low`, the first ones
+        ties = free if reach == free else free - _at_least(keys, np.int32(high))
         at = 0
         for i in range(keys.size):
             if keys[i] < low and not must[i]:
