@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from artifact.prr import calibration
+from artifact.prr import calibration, threshold
 from artifact.prr.calibration import SHAPE, calibrate, plain
 
 NUMBERS = st.one_of(st.sampled_from([0.0, -0.0, 1.0, math.nan, math.inf, -math.inf]), st.integers(-3, 3),
@@ -144,6 +144,18 @@ def test_hits_do_not_fall_when_more_is_predicted():
     scores = trace_like()
     hits = [calibrate(scores, 24, ratio=ratio).hits for ratio in (0.5, 0.75, 1, 1.25, 1.5, 2)]
     assert all((more >= fewer).all() for fewer, more in zip(hits, hits[1:], strict=False))
+
+
+@pytest.mark.parametrize("row", [
+    np.full(300, 0.5), np.where(np.arange(300) % 2, 1.0, np.nextafter(np.float32(1), np.float32(2))),
+    np.geomspace(1e-30, 1e30, 300), -np.geomspace(1e-30, 1e30, 300), np.arange(300) % 3 - 1.0,
+    np.where(np.arange(300) < 200, 0.0, np.geomspace(1e-38, 1e30, 300)),
+])
+@pytest.mark.parametrize("k", [0, 1, 100, 299, 300, 301])
+def test_the_threshold_of_hard_rows(row, k):
+    row, chosen = row.astype(np.float32), np.empty(300, bool)
+    assert threshold.mark(row, k, np.empty(1, np.float32), chosen) == min(k, 300)
+    assert sorted(np.argsort(-row, kind="stable")[:k]) == np.flatnonzero(chosen).tolist()
 
 
 def test_the_row_budget_takes_the_last_rows():

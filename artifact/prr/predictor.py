@@ -10,7 +10,7 @@ What the paper leaves open: a score of -inf or NaN says that the block cannot be
 exist yet or is forced, and stands outside the predictor. Where the old level or the score is not finite, the block
 begins anew with l = s, v = 0. A block without a score in the step before is newborn: predicted -inf, it belongs into
 the predicted set by rule until it has a score, as forced blocks do, outside the predictor and its budget. All scored
-blocks are updated, not only selected ones. `artifact.ops.ema_step` is the same in one call.
+blocks are updated, not only selected ones.
 
 Finite scores must stay within +-1e30, so that no difference overflows.
 """
@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from artifact.compiled import compiled
-from artifact.prr import threshold
+from artifact import ops
 
 LARGEST = 1e30
 
@@ -80,14 +79,8 @@ def update(state: EmaState, scores: np.ndarray, theta: Theta) -> EmaState:
 
     ValueError when another axis differs or blocks are gone.
     """
-    alpha, keep_level, beta, keep_trend, _ = Theta(*theta).weights
     scores = clean(scores)
-    level, trend = _grown(state, scores.shape)
-    known = np.isfinite(level) & np.isfinite(scores)
-    with np.errstate(invalid="ignore"):  # infinities; not used
-        moved = beta * (scores - level) + keep_trend * trend
-        smoothed = alpha * scores + keep_level * level
-    return EmaState(np.where(known, smoothed, scores), np.where(known, moved, np.float32(0)))
+    return EmaState(*ops.ema_step(*_grown(state, scores.shape), scores, Theta(*theta))[:2])
 
 
 def _grown(state, shape):
@@ -100,30 +93,3 @@ def _grown(state, shape):
     grown.level[..., : old[-1]] = state.level
     grown.trend[..., : old[-1]] = state.trend
     return grown
-
-
-def top(scores: np.ndarray, k: int) -> np.ndarray:
-    """The k largest of the last axis as ascending indices, int32 [..., k]; ties go to the lowest index.
-
-    -inf and NaN are never picked; rows with fewer than k others end in -1. ValueError for k < 0.
-    """
-    if k < 0:
-        raise ValueError(f"k is {k}; allowed: at least 0")
-    scores = np.asarray(scores, dtype=np.float32)
-    rows = np.ascontiguousarray(scores).reshape(-1, scores.shape[-1])
-    listed = np.full((rows.shape[0], k), -1, dtype=np.int32)
-    _top(np.where(np.isnan(rows), np.float32(-np.inf), rows), listed)
-    return listed.reshape(*scores.shape[:-1], k)
-
-
-@compiled
-def _top(rows, listed):
-    cell = np.empty(1, np.float32)
-    chosen = np.empty(rows.shape[1], np.bool_)
-    for r in range(rows.shape[0]):
-        threshold.mark(rows[r], listed.shape[1], cell, chosen)
-        n = 0
-        for i in range(chosen.size):
-            if chosen[i]:
-                listed[r, n] = i
-                n += 1
