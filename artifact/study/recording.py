@@ -4,6 +4,7 @@
 how far each is from the one that lay there, and replaces it.
 """
 
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from artifact.dsa.quest import Quest
 from artifact.models import prompts, registry, trace, weights
 from artifact.study import paths
 
@@ -19,19 +19,21 @@ TOLERANCE = 1e-3  # of each step's largest |score|
 
 
 def record(family: str, prompt: str = "0", *, model: str = registry.OFFLINE, tokens: int = 4096, steps: int = 64,
-           rows: int = 64, layers: Sequence[int] | None = None,
+           rows: int = 64, layers: Sequence[int] | str | None = None,
            on_progress: Callable[[int, int], None] | None = None) -> trace.Trace:
     """A trace of `model` on a prompt of `tokens` tokens: `steps` decode steps, the last `rows` rows of the prefill.
 
     `family`, `prompt`: as in artifact.models.prompts. `model`: a name of the registry, a folder or a hub id. `layers`:
-    as many as wanted; None is four, spread over the depth. A CPU computes with one thread, so that the same machine
+    which, or "all"; None is four, spread over the depth. A CPU computes with one thread, so that the same machine
     gives the same trace. Raises ValueError for what does not fit, before the weights are loaded.
     """
     folder = paths.data_dir()
     prompts.check(family, prompt, folder / "prompts")
     source = weights.find(model, folder / "models")
     shape = weights.shape(source)
-    layers = spread(shape.layers) if layers is None else list(layers)
+    if layers is None or layers == "all":
+        layers = spread(shape.layers) if layers is None else range(shape.layers)
+    layers = list(layers)
     registry.check_layers(layers, shape.layers)
     trace.check_length(tokens, steps, rows, shape.context_tokens)
     built = prompts.build(family, prompt, tokens, weights.tokenizer(source), folder / "prompts", steps)
@@ -54,6 +56,24 @@ def record(family: str, prompt: str = "0", *, model: str = registry.OFFLINE, tok
         torch.set_num_threads(threads)
 
 
+def write(out: str | None = None, layers: str | None = None, **asked: object) -> dict[str, object]:
+    """`record`, then a file and its line in the index beside it; returns what was written, flat.
+
+    `out`: a .npz; None is FAMILY-PROMPT.npz here. `layers`: as on the command line, `2,10` or `all`. Otherwise as
+    `record`. Raises ValueError, with nothing written, for what is wrong.
+    """
+    named = f"{asked['family']}-{asked['prompt']}"
+    path = Path(out or f"{re.sub(r'[^A-Za-z0-9.-]+', '-', named)}.npz")
+    if path.suffix != ".npz":
+        raise ValueError(f"out is {str(path)!r}; allowed: a file that ends in .npz")
+    trace.index(path.parent)
+    recorded = record(**asked, layers=layers if layers is None or layers == "all" else _numbers(layers))
+    trace.write(recorded, path)
+    return {"file": str(path), "bytes": path.stat().st_size, "model": recorded.model, "family": recorded.family,
+            "prompt": recorded.prompt, "decoding": recorded.decoding, "tokens": recorded.tokens,
+            "steps": recorded.steps, "rows": recorded.rows.size, "layers": " ".join(map(str, recorded.layers))}
+
+
 def again(line: dict[str, str], on_progress: Callable[[int, int], None] | None = None) -> trace.Trace:
     """Records what a line of a traces' index says."""
     return record(line["family"], line["prompt"], model=line["model"], tokens=int(line["tokens"]),
@@ -72,6 +92,8 @@ def difference(one: trace.Trace, other: trace.Trace) -> float:
 
     Scores: Quest's, page 16, the largest of the group. Infinite when a shape differs, or the pages that are complete.
     """
+    from artifact.dsa.quest import Quest
+
     worst, method = 0.0, Quest(page=trace.PAGE_TOKENS, group="max")
     if one.layers.tolist() != other.layers.tolist():
         return np.inf
@@ -86,10 +108,10 @@ def difference(one: trace.Trace, other: trace.Trace) -> float:
     return worst
 
 
-def overlap(recorded: trace.Trace, pages: int, method: Quest) -> np.ndarray:
+def overlap(recorded: trace.Trace, pages: int, method) -> np.ndarray:
     """Share of a step's best `pages` that were among the step's before: float64 [layers, steps - 1, G].
 
-    Only pages of the prompt count: the recent ones would be attended anyway.
+    `method`: a Quest of artifact.dsa. Only pages of the prompt count: the recent ones would be attended anyway.
     """
     shares = []
     for layer in recorded.layers:
@@ -103,8 +125,7 @@ def overlap(recorded: trace.Trace, pages: int, method: Quest) -> np.ndarray:
 
 def constitution(on_progress: Callable[[int, int], None] | None = None) -> trace.Trace:
     """SmolLM2 on 8,064 tokens of the US Constitution, 64 steps of the text's own continuation, all 30 layers; live."""
-    layers = range(registry.shape(registry.OFFLINE).layers)
-    return record("text", "0", tokens=8064, rows=0, layers=layers, on_progress=on_progress)
+    return record("text", "0", tokens=8064, rows=0, layers="all", on_progress=on_progress)
 
 
 def rebuild(folder: str | Path | None = None, say: Callable[[str], None] = print) -> int:
@@ -124,6 +145,12 @@ def rebuild(folder: str | Path | None = None, say: Callable[[str], None] = print
         differing += apart > TOLERANCE
         say(f"{line['file']}: {time.perf_counter() - started:.0f} s, {reason}")
     return differing
+
+
+def _numbers(text):
+    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
+        raise ValueError(f"layers are {text!r}; allowed: whole numbers like 2,10,19,28, or all")
+    return [int(number) for number in text.split(",")]
 
 
 if __name__ == "__main__":
