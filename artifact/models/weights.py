@@ -7,6 +7,7 @@ safetensors, which load in half a second; transformers would keep a GGUF's weigh
 """
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -50,6 +51,8 @@ def find(name: str, folder: str | Path) -> str:
 
     `name` is one of the registry, a folder with a config.json, or a hub id `owner/model`. Raises ValueError.
     """
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError("transformers is not installed: pip install 'prr-kvpimple-artifact[model]'")
     if name == registry.OFFLINE:
         if not _made(Path(folder) / name):
             raise ValueError(f"model {name!r} is not in {folder}: `make model` puts it there")
