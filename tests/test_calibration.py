@@ -164,10 +164,19 @@ def test_the_row_budget_takes_the_last_rows():
     assert calibrate(scores, 24, rows=10).rows == 9 * 2
 
 
+def test_skipped_rows_bring_the_state_up_and_do_not_count():
+    scores = trace_like()
+    whole, first, rest = calibrate(scores, 24), calibrate(scores[:15], 24), calibrate(scores, 24, skip=15)
+    assert np.array_equal(whole.hits, first.hits + rest.hits) and rest.rows == 25 * 2
+    same(rest, plain(scores, 24, skip=15))
+
+
 @pytest.mark.parametrize("given, message", [
     ({"budget": 0}, "budget is 0; allowed: 1 to 96 blocks"), ({"budget": -1}, "budget is -1"),
     ({"budget": 97}, "budget is 97"), ({"rows": 1}, "rows is 1; allowed: 2 to 40"), ({"rows": 41}, "rows is 41"),
-    ({"rows": 0}, "rows is 0"), ({"ratio": 0}, "ratio is 0; allowed: above 0"), ({"ratio": 0.01}, "ratio is 0.01"),
+    ({"rows": 0}, "rows is 0"),
+    ({"skip": 40}, "skip is 40; allowed: 0 to 39"), ({"skip": -1}, "skip is -1"),
+    ({"ratio": 0}, "ratio is 0; allowed: above 0"), ({"ratio": 0.01}, "ratio is 0.01"),
     ({"ratio": math.nan}, "ratio is nan"), ({"scores": np.zeros((1, 2, 3))}, "scores have shape"),
     ({"scores": np.zeros((4, 3))}, "scores have shape"), ({"scores": np.full((2, 1, 30), 1e31)}, "allowed: at most"),
 ])

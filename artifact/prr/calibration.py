@@ -45,39 +45,38 @@ class Calibration(NamedTuple):
 
 
 def calibrate(scores: np.ndarray, budget: int, *, ratio: float = 1.0, rows: int | None = None,
-              weights: str = "shift") -> Calibration:
+              skip: int = 0, weights: str = "shift") -> Calibration:
     """The best candidate for one layer, from prefill scores [R, G, N]; -inf or NaN where a block cannot be selected.
 
-    `budget`: dynamic blocks per row, 1 to N. `rows`: only the last so many. ValueError for what cannot be calibrated.
+    `budget`: dynamic blocks per row, 1 to N. `rows`: only the last so many. `skip`: the first so many of them bring
+    the state up and do not count. ValueError for what cannot be calibrated.
     The objective's terms are summed as integers of 2^-60 (order does not matter then), so it equals a float64 sum to
     1e-12, not to the last bit; hits are exact.
     """
-    scores, weight, picks = _checked(scores, budget, ratio, rows, weights)
+    scores, weight, picks = _checked(scores, budget, ratio, rows, skip, weights)
     grid = np.array([Theta(a, b, g).weights for a in ALPHAS for b in BETAS for g in GAMMAS], dtype=np.float32)
     hits, objective = np.zeros(SHAPE, np.int64), np.zeros(SHAPE)
-    wanted, counted = _grid(scores, weight, budget, picks, grid.reshape(*SHAPE, 5), hits, objective)
+    wanted, counted = _grid(scores, weight, budget, picks, skip, grid.reshape(*SHAPE, 5), hits, objective)
     hits[:, 1:, 0], objective[:, 1:, 0] = hits[:, :1, 0], objective[:, :1, 0]
     return _chosen(objective, hits, wanted, counted)
 
 
-def plain(scores: np.ndarray, budget: int, *, ratio: float = 1.0, rows: int | None = None,
+def plain(scores: np.ndarray, budget: int, *, ratio: float = 1.0, rows: int | None = None, skip: int = 0,
           weights: str = "shift") -> Calibration:
     """`calibrate` as the definition reads, candidate by candidate and row by row in NumPy: its oracle."""
-    scores, weight, picks = _checked(scores, budget, ratio, rows, weights)
+    scores, weight, picks = _checked(scores, budget, ratio, rows, skip, weights)
     hits, objective = np.zeros(SHAPE, np.int64), np.zeros(SHAPE)
     selected = largest(scores, budget)
     known = np.zeros(scores.shape, bool)
     known[1:] = ~np.isneginf(scores[:-1])
     counts = (~np.isneginf(scores)).sum(-1) > budget
     target = selected & known & counts[..., None]
-    shares = np.where(target, weight, 0)
-    whole = shares.sum(-1, keepdims=True)
-    shares = np.where(whole > 0, shares, target)
-    shares = shares / np.maximum(shares.sum(-1, keepdims=True), np.finfo(float).tiny)
+    target[:skip] = False
+    parts = shares(weight, target)
     for index in np.ndindex(SHAPE):
         alpha, keep_level, beta, keep_trend, gamma = Theta(*(v[i] for v, i in zip(_AXES, index, strict=True))).weights
         level, trend = scores[0], np.zeros(scores.shape[1:], np.float32)
-        for row, wanted, share in zip(scores[1:], target[1:], shares[1:], strict=True):
+        for row, wanted, share in zip(scores[1:], target[1:], parts[1:], strict=True):
             hit = largest(level + gamma * trend, picks) & wanted
             hits[index] += hit.sum()
             objective[index] += share[hit].sum()
@@ -106,12 +105,19 @@ def importance(scores: np.ndarray, weights: str) -> np.ndarray:
     return np.where(there, capped, 0)
 
 
+def shares(weight: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """`weight` [..., N] of the blocks of `target` as shares of their row's sum; equal ones where that is 0."""
+    parts = np.where(target, weight, 0)
+    parts = np.where(parts.sum(-1, keepdims=True) > 0, parts, target)
+    return parts / np.maximum(parts.sum(-1, keepdims=True), np.finfo(float).tiny)
+
+
 def predicted_count(budget: int, ratio: float) -> int:
     """|P| = the largest whole number of blocks within `ratio` * `budget` (Eq. 1)."""
     return int(budget * ratio + 1e-9)
 
 
-def _checked(scores, budget, ratio, rows, weights):
+def _checked(scores, budget, ratio, rows, skip, weights):
     scores = np.asarray(scores)
     if scores.ndim != 3 or scores.shape[0] < 2 or 0 in scores.shape:
         raise ValueError(f"scores have shape {scores.shape}; allowed: [rows, heads, blocks] with at least 2 rows")
@@ -122,6 +128,8 @@ def _checked(scores, budget, ratio, rows, weights):
     if rows is not None and not 2 <= rows <= scores.shape[0]:
         raise ValueError(f"rows is {rows}; allowed: 2 to {scores.shape[0]}")
     scores = predictor.clean(scores[-rows:] if rows else scores)
+    if not 0 <= skip < scores.shape[0]:
+        raise ValueError(f"skip is {skip}; allowed: 0 to {scores.shape[0] - 1}, fewer than the rows")
     return scores, importance(scores, weights), predicted_count(budget, ratio)
 
 
@@ -142,7 +150,7 @@ def largest(scores, k):
 
 
 @compiled
-def _grid(scores, weight, budget, picks, grid, hits, objective):
+def _grid(scores, weight, budget, picks, skip, grid, hits, objective):
     """All candidates over all rows; level once per alpha, trend once per alpha and beta, prediction per candidate."""
     rows, heads, blocks = scores.shape
     level = np.empty((grid.shape[0], blocks), np.float32)
@@ -159,7 +167,7 @@ def _grid(scores, weight, budget, picks, grid, hits, objective):
         moves[:] = 1 << 20
         for r in range(1, rows):
             row, before = scores[r, g], scores[r - 1, g]
-            wanted = _target(row, before, weight[r, g], budget, selected, cell, target, share)
+            wanted = 0 if r < skip else _target(row, before, weight[r, g], budget, selected, cell, target, share)
             all_wanted += wanted
             counted += wanted > 0
             known = threshold.count(before, threshold.value(threshold.LOWEST + 1, cell))

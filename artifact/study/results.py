@@ -21,7 +21,7 @@ UNITS = {  # suffix -> as people write it
 SETTINGS = (  # numbers that need no unit: what was asked for, and which one it is
     "seed", "headroom", "watermark", "max_batch", "arrival_rate", "window", "kv_shards", "spec_width", "spec_depth",
     "rid", "prefix_id", "seq_id", "step", "arrival_step", "sample", "block", "region", "channel", "bank_group", "bank",
-    "row", "column", "slot", "order_index", "blocks_per_region",
+    "row", "column", "slot", "order_index", "blocks_per_region", "layer", "head", "alpha", "beta", "gamma",
 )
 PLAIN = (*SETTINGS, "region_spread", "published", "ours", "tolerance")  # and a ratio, and a claim's own numbers
 TIMING = ".timing.csv"
