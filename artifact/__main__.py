@@ -384,7 +384,19 @@ def simulator(as_json: bool) -> None:
     """Counting commands against an oracle, one cell as a command, all published cells."""
     from artifact.study import bench as benches
 
-    frame = benches.simulator()
+    _print_bench(benches.simulator(), as_json)
+
+
+@bench.command()
+@click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
+def selection(as_json: bool) -> None:
+    """One step's scores and top-k over 64K tokens against reading the same metadata once, and against torch."""
+    from artifact.study import bench as benches
+
+    _print_bench(benches.selection(), as_json)
+
+
+def _print_bench(frame, as_json):
     rows = zip(frame["measure"], frame["unit"], frame["value"], strict=True)
     _print({f"{measure} ({unit})": value for measure, unit, value in rows}, as_json)
 

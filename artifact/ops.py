@@ -38,7 +38,7 @@ def quest_scores(q, low, high, pages=None, *, group="max", impl="cpu"):
 
     heads, count = _heads(q, low.shape[1], mean=group == "mean")
     out = np.empty((q.shape[0], low.shape[1], low.shape[2]), np.float32)
-    cpu.quest_scores(heads, count, _bits(low), _bits(high), pages.numpy(), group == "sum", out)
+    cpu.quest_scores(heads, count, stored(low), stored(high), pages.numpy(), group == "sum", out)
     return _tensor(out)
 
 
@@ -65,7 +65,7 @@ def infllm_scores(q, keys, length, *, size=32, stride=16, block=64, impl="cpu"):
     length = length.numpy()
     out = np.empty((q.shape[0], keys.shape[1], -(-int(length.max(initial=0)) // block)), np.float32)
     counts = np.maximum((length - size) // stride + 1, 0)
-    cpu.infllm_scores(heads, count, _bits(keys), counts, block // stride, size // stride - 1, out)
+    cpu.infllm_scores(heads, count, stored(keys), counts, block // stride, size // stride - 1, out)
     return _tensor(out)
 
 
@@ -197,8 +197,8 @@ def _heads(q, kv_heads, mean=False):
     return padded, count
 
 
-def _bits(tensor):
-    """A contiguous NumPy view: float32, or the bits of bfloat16 as uint16 and of float16 as int16."""
+def stored(tensor):
+    """A contiguous tensor's NumPy view as "cpu" reads it: float32, bfloat16's bits as uint16, float16's as int16."""
     import torch
 
     kind = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(tensor.dtype)

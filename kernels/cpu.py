@@ -7,8 +7,8 @@ What each operator means stands in `reference`.
 import math
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
+from numba.core.cgutils import ir
 from numba.extending import intrinsic, overload
 
 # Sums in any order, so that they vectorise. Infinities and NaN keep their rules: they can reach every operator here.

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from artifact import ops
 from artifact.dsa import topk
 from artifact.dsa.infllm import InfLLM
 from artifact.dsa.quest import Bounds, Quest
+from artifact.study import bench
 
 METHODS = [
     Quest(page=16, budget_blocks=5, group="mean"),
@@ -172,3 +174,16 @@ def test_dense_layers_and_lengths():
 def test_a_wrong_method_is_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
+
+
+def test_the_bench_times_both_sides_and_only_right_answers(monkeypatch):
+    frame = bench.selection(tokens=4096, sets=2, rounds=2).set_index("measure")
+    assert set(frame["origin"]) == {"measured"} and (frame["value"] > 0).all()
+    for dtype in ("float32", "bfloat16", "float16"):
+        ours, read = (frame["value"][f"{dtype}: {what}"] for what in ("Quest's scores", "sum of the same metadata"))
+        assert frame["value"][f"{dtype}: Quest's scores / sum"] == pytest.approx(ours / read)
+    right = ops.quest_scores
+    monkeypatch.setattr(ops, "quest_scores",
+                        lambda *a, impl="cpu", **k: right(*a, impl=impl, **k) + (0.01 if impl == "cpu" else 0))
+    with pytest.raises(ValueError, match="Quest, float32: .* off the reference; no time is given"):
+        bench.selection(tokens=4096, sets=2, rounds=2)

@@ -1,4 +1,4 @@
-"""How fast the simulator is, as ratios in one process: equal counts first, then times, after a warm-up."""
+"""How fast the parts are, as ratios in one process: equal answers first, then times, after a warm-up."""
 
 import subprocess
 import sys
@@ -62,8 +62,92 @@ def simulator(*, rounds=5, oracle_samples=24, published=True):
         began = time.perf_counter()
         sweep.compute(cells, quiet=True)
         rows.append((f"{len(cells)} published cells, two processes", (time.perf_counter() - began) * 1e3, "ms"))
-    frame = pd.DataFrame([{"measure": m, "value": float(v), "unit": u} for m, v, u in rows])
-    return frame.assign(origin="measured")
+    return _frame(rows)
+
+
+def selection(*, tokens=65536, sets=10, rounds=60):
+    """One step's selection over `tokens` tokens of one layer, 32 query heads, 8 KV heads of 128 channels, on one core.
+
+    Quest's scores (pages of 16, the largest of a group's heads) beside a vectorised sum of the same metadata, which
+    reads it once, and beside torch's two matrix products; InfLLM-v2's scores beside a sum of its compressed keys; the
+    top 256 beside torch's. `sets` caches are taken in turn, so that none is found in a near cache.
+    -> frame: measure, value, unit, origin `measured`. ValueError when a result differs from the reference's in float64.
+    """
+    import torch
+
+    from artifact import ops
+    from artifact.kernels import cpu
+
+    torch.set_num_threads(1)
+    draw = torch.Generator().manual_seed(0)
+    kv_heads, dim, pages = 8, 128, tokens // 16
+    q = torch.randn(1, 32, dim, generator=draw)
+    rises, falls = (x.reshape(kv_heads, 4, dim) for x in (q.clamp(min=0), q.clamp(max=0)))
+    length, rows = torch.tensor([tokens]), []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        low = [torch.randn(1, kv_heads, pages, dim, generator=draw).to(dtype) for _ in range(sets)]
+        high = [x + 1 for x in low]
+        flat = [[ops.stored(x).reshape(-1) for x in pair] for pair in zip(low, high, strict=True)]
+        ours = {
+            "Quest": lambda i, low=low, high=high: ops.quest_scores(q, low[i], high[i]),
+            "InfLLM-v2": lambda i, low=low: ops.infllm_scores(q, low[i], length),
+        }
+        truth = {
+            "Quest": ops.quest_scores(q.double(), low[0].double(), high[0].double(), impl="reference"),
+            "InfLLM-v2": ops.infllm_scores(q.double(), low[0].double(), length, impl="reference"),
+        }
+        for what, score in ours.items():
+            error = ((score(0) - truth[what]).abs().max() / truth[what].abs().max()).item()
+            if not error < 1e-5:
+                raise ValueError(f"{what}, {name}: {error:g} of the largest score off the reference; no time is given")
+        best = _shortest({
+            "Quest": ours["Quest"],
+            "sum": lambda i, flat=flat: [cpu.total(x) for x in flat[i]],
+            "torch": lambda i, low=low, high=high: (
+                rises.to(low[i].dtype) @ high[i][0].mT + falls.to(low[i].dtype) @ low[i][0].mT).amax(1),
+        }, sets, rounds)
+        keys = _shortest({
+            "InfLLM-v2": ours["InfLLM-v2"],
+            "sum": lambda i, flat=flat: cpu.total(flat[i][0]),
+        }, sets, rounds)
+        rows += [
+            (f"{name}: Quest's metadata", 2 * low[0].nbytes, "bytes"),
+            (f"{name}: Quest's scores", best["Quest"] * 1e3, "ms"),
+            (f"{name}: sum of the same metadata", best["sum"] * 1e3, "ms"),
+            (f"{name}: Quest's scores / sum", best["Quest"] / best["sum"], "ratio"),
+            (f"{name}: torch's products / Quest's scores", best["torch"] / best["Quest"], "ratio"),
+            (f"{name}: InfLLM-v2's scores", keys["InfLLM-v2"] * 1e3, "ms"),
+            (f"{name}: InfLLM-v2's scores / sum of its keys", keys["InfLLM-v2"] / keys["sum"], "ratio"),
+        ]
+    scores = [torch.randn(kv_heads, pages, generator=draw) for _ in range(sets)]
+    picked = ops.topk(scores[0], 256)
+    if not torch.equal(picked.long(), torch.topk(scores[0], 256).indices.sort(-1).values):
+        raise ValueError("the top 256 differ from torch's; no time is given")
+    best = _shortest({"ours": lambda i: ops.topk(scores[i], 256), "torch": lambda i: torch.topk(scores[i], 256)},
+                     sets, rounds)
+    rows += [(f"top 256 of {pages}, {kv_heads} heads", best["ours"] * 1e3, "ms"),
+             ("torch's top 256 / ours", best["torch"] / best["ours"], "ratio")]
+    return _frame(rows)
+
+
+def _shortest(sides, sets, rounds):
+    """Shortest seconds of each side, a function of a set's number, over rounds in which each has one turn.
+
+    The sets come round one by one and the sides in random order, so that no side always follows the same other.
+    """
+    random, times, turn = np.random.default_rng(0), {side: [] for side in sides}, 0
+    for _ in range(3 + rounds):
+        for side in random.permutation(list(sides)).tolist():
+            began = time.perf_counter()
+            sides[side](turn % sets)
+            times[side].append(time.perf_counter() - began)
+            turn += 1
+    return {side: min(spent[3:]) for side, spent in times.items()}  # the first three warm up
+
+
+def _frame(rows):
+    return pd.DataFrame([{"measure": m, "value": float(v), "unit": u} for m, v, u in rows]).assign(origin="measured")
 
 
 def _tables(cell):
