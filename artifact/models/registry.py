@@ -135,7 +135,7 @@ def shape_of(config: Mapping, name: str) -> Shape:
 
     Raises ValueError when it has no GQA shape: layers, query heads, KV heads and a context length.
     """
-    keys = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
+    keys = {"kv_heads": "num_key_value_heads", "heads": "num_attention_heads", "layers": "num_hidden_layers",
             "context_tokens": "max_position_embeddings"}
     found = {key: config.get(theirs) for key, theirs in keys.items()}
     for key, value in found.items():

@@ -228,12 +228,13 @@ def index(folder: str | Path) -> list[dict[str, str]]:
     """The lines of a folder's index.csv, `COLUMNS` each; empty when there is none."""
     path = Path(folder) / INDEX
     try:
-        lines = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        table = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
+        lines = list(table)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from None
-    if any(set(line) != set(COLUMNS) or None in line.values() for line in lines):
+    if table.fieldnames != list(COLUMNS) or any(set(line) != set(COLUMNS) or None in line.values() for line in lines):
         raise ValueError(f"{path}: not an index of traces; its columns are {', '.join(COLUMNS)}")
     return lines
 
