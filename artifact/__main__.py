@@ -373,6 +373,88 @@ def record(layers: str | None, out: str | None, as_json: bool, **asked: object) 
     _print(written, as_json)
 
 
+def _selection_options(command):
+    """The traces and the selection method that `prr coverage` and `prr calibrate` look at."""
+    for option in reversed((
+        click.argument("traces", nargs=-1, type=click.Path(dir_okay=False), metavar="[TRACE.npz]..."),
+        click.option("--method", "name", default="quest", help="quest or infllm"),
+        click.option("--page", type=int, show_default="16; infllm 64", help="Tokens per block: 16 or 64, infllm 64."),
+        click.option("--group", default="mean", help="Quest's score of a KV head's query heads: mean, max or sum."),
+        click.option("--budget", type=int, show_default="64 pages of 16, 24 of 64",
+                     help="Blocks a step attends to, forced ones included."),
+        click.option("--ratio", type=float, default=1.0, help="Blocks predicted / blocks selected."),
+    )):
+        command = option(command)
+    return command
+
+
+def _selected(traces, name, page, group, budget):
+    """-> the method, the traces (the shipped ones unless some are named), and what of both goes into the JSON."""
+    from artifact.models import trace
+    from artifact.study import prediction
+
+    method = prediction.method(name, page=page, group=group, budget=budget)
+    said = {"method": name, "page_tokens": page or (16 if name == "quest" else 64), "group": group,
+            "budget_blocks": method.budget_blocks}
+    return method, [trace.read(file) for file in traces or prediction.shipped()], said
+
+
+@prr.command()
+@_selection_options
+@click.option("--theta", metavar="ALPHA,BETA,GAMMA", help="Also the EMA with this theta.")
+@_JSON
+def coverage(traces: tuple, ratio: float, theta: str | None, as_json: bool, **asked: object) -> None:
+    """How much of what decode steps select each predictor had predicted: means over prompts.
+
+    Of the shipped traces unless some are named. coverage: |P and A| / |A| without blocks that are always attended, min
+    and max its 95 % interval over prompts; forced: with them; weighted: each block by its score; mass: the share of
+    true attention on P, and on A.
+    """
+    from artifact.study import prediction, tables
+
+    given = None if theta is None else prediction.theta(theta)
+    method, recordings, said = _selected(traces, **asked)
+    found = prediction.curves(recordings, method, (ratio,), theta=given)
+    shared = prediction.over_prompts(prediction.locality(recordings, method), ["model"]).mean(numeric_only=True)
+    means = prediction.over_prompts(found, ["predictor"])
+    rows = means.astype(object).where(means.notna(), None).to_dict("records")
+    columns = ["coverage_frac", "coverage_frac_min", "coverage_frac_max", "coverage_forced_frac",
+               "coverage_weighted_frac", "mass_predicted_frac", "mass_selected_frac"]
+    said |= {"ratio": ratio, "prompts_count": int(rows[0]["prompts_count"])}
+    said |= {key: float(shared[key]) for key in ("overlap_frac", "overlap_forced_frac")}
+    if as_json:
+        _print(said | {f"{row['predictor'].replace(' ', '_')}_{column}": row[column]
+                       for row in rows for column in columns}, as_json)
+        return
+    _print(said, as_json)
+    click.echo(tables.text(rows, ["predictor", *columns]))
+
+
+@prr.command()
+@_selection_options
+@click.option("--rows", type=int, show_default="all", help="Only the last so many of the prefill's rows.")
+@_JSON
+def calibrate(traces: tuple, ratio: float, rows: int | None, as_json: bool, **asked: object) -> None:
+    """The best theta of every prompt and layer, from the prefill's rows; the shipped traces unless some are named.
+
+    objective: the paper's Eq. 4 on those rows, of the winner and of the worst of the 80 candidates; coverage: |P and
+    A| / |A| of the decode steps that followed, of the winner and of the best in hindsight.
+    """
+    from artifact.study import fitting, tables
+
+    method, recordings, said = _selected(traces, **asked)
+    found = fitting.fits(recordings, method, ratio=ratio, rows=rows)
+    said |= {"ratio": ratio, "rows": rows, "fits_count": len(found)}
+    said |= {key: float(found[key].mean()) for key in found if key.endswith("_frac")}
+    fits = found.drop(columns=["predicted_ratio", "origin"]).to_dict("records")
+    if as_json:
+        _print_json(**said, fits=fits)
+        return
+    _print(said, as_json)
+    click.echo(tables.text(fits, ["family", "prompt", "layer", "alpha", "beta", "gamma", "objective_frac",
+                                  "worst_objective_frac", "coverage_frac", "best_coverage_frac"]))
+
+
 @cli.group()
 def bench() -> None:
     """Ratios of speed, each after a check that both sides agree."""
@@ -394,6 +476,15 @@ def selection(as_json: bool) -> None:
     from artifact.study import bench as benches
 
     _print_bench(benches.selection(), as_json)
+
+
+@bench.command("predictor")
+@click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
+def predictor_(as_json: bool) -> None:
+    """One layer's calibration against the plain loop, on easy and hard scores, and one prediction with its top 96."""
+    from artifact.study import bench as benches
+
+    _print_bench(benches.predictor(), as_json)
 
 
 def _print_bench(frame, as_json):

@@ -53,7 +53,13 @@ def newborn(steps: Steps) -> np.ndarray:
 
 
 def measure(steps: Steps, prediction: np.ndarray, ratios: tuple[float, ...], weights: str = "shift") -> Coverage:
-    """What the highest of `prediction` [T, G, N] cover, for each |P| / |A| of `ratios`; -inf is never predicted."""
+    """What the highest of `prediction` [T, G, N] cover, for each |P| / |A| of `ratios`; -inf is never predicted.
+
+    ValueError for a ratio that is not above 0.
+    """
+    for ratio in ratios:
+        if not 0 < ratio < np.inf:
+            raise ValueError(f"ratio is {ratio}; allowed: above 0")
     there, born, chosen = ~np.isneginf(steps.scores), newborn(steps), selected(steps)
     wanted = chosen & ~born & (there.sum(-1) > steps.picks[:, None])[..., None]
     share = calibration.shares(calibration.importance(steps.scores, weights), wanted)

@@ -131,6 +131,45 @@ def selection(*, tokens=65536, sets=10, rounds=60):
     return _frame(rows)
 
 
+def predictor(*, rows=256, blocks=256, heads=4, budget=96, rounds=20):
+    """Calibrating one layer, 80 candidates, against the plain NumPy loop, on scores as a trace's and on hard ones; one
+    prediction for 4 heads of 8192 blocks and its top `budget`.
+
+    Equal hits to the last count first. Both sides run in each round, and the shortest time of each counts.
+    -> frame: measure, value, unit, origin `measured`. ValueError when the two differ.
+    """
+    from artifact import ops
+    from artifact.prr import calibration
+    from artifact.prr.predictor import EmaState, Theta, predict
+    from artifact.study import fitting
+
+    smooth = fitting.like_a_trace(rows, heads, blocks)
+    draw = np.random.default_rng(1)
+    kinds = {
+        "trace-like": smooth, "8 levels, ties": np.round(smooth), "near constant": 1 + np.float32(1e-6) * smooth,
+        "scale jumps": smooth * (10.0 ** draw.uniform(-3, 3, (rows, 1, 1))).astype(np.float32),
+        "independent": draw.normal(size=smooth.shape).astype(np.float32),
+    }
+    for kind, scores in kinds.items():
+        ours, plain = calibration.calibrate(scores, budget), calibration.plain(scores, budget)
+        if not np.array_equal(ours.hits, plain.hits) or abs(ours.objective - plain.objective).max() > 1e-12:
+            raise ValueError(f"{kind}: the one pass and the plain loop differ; no time is given")
+    plain = _shortest({kind: lambda _, s=scores: calibration.plain(s, budget) for kind, scores in kinds.items()
+                       if kind == "trace-like"} | {"ours": lambda _: calibration.calibrate(smooth, budget)}, 1, 2)
+    best = _shortest({kind: lambda _, s=scores: calibration.calibrate(s, budget) for kind, scores in kinds.items()},
+                     1, rounds)
+    out = [(f"calibration, {kind}", spent * 1e3, "ms") for kind, spent in best.items()]
+    out += [("plain loop, trace-like", plain["trace-like"] * 1e3, "ms"),
+            ("plain loop / calibration in the same rounds", plain["trace-like"] / plain["ours"], "ratio")]
+    level = fitting.like_a_trace(1, 4, 8192)[0]
+    state, theta = EmaState(level, np.float32(0.1) * level[::-1]), Theta(0.2, 0.5, 0.25)
+    if not np.array_equal(ops.topk(predict(state, theta), budget),
+                          ops.topk(predict(state, theta), budget, impl="reference")):
+        raise ValueError("the predicted set differs from the reference's; no time is given")
+    spent = _shortest({"one": lambda _: ops.topk(predict(state, theta), budget)}, 1, 200)["one"]
+    return _frame([*out, (f"one prediction, 4 heads of 8192 blocks, top {budget}", spent * 1e3, "ms")])
+
+
 def _shortest(sides, sets, rounds):
     """Shortest seconds of each side, a function of a set's number, over rounds in which each has one turn.
 

@@ -65,7 +65,8 @@ def weights_of(chosen) -> str:
 
 
 def steps(recorded: Trace, layer: int, chosen) -> Steps:
-    """The layer's steps under a selection method. ValueError when the budget is not between forced and all blocks."""
+    """The layer's steps under a selection method; ValueError when its budget does not suit them."""
+    check_budget(recorded, chosen)
     parts = {}
     for part in ("prefill", "decode"):
         scores = recorded.scores(chosen, layer, part)
@@ -76,30 +77,38 @@ def steps(recorded: Trace, layer: int, chosen) -> Steps:
     if not recorded.rows.size or recorded.rows[-1] != recorded.tokens - 1:
         raise ValueError("the trace has no prefill rows up to the prompt's end; record it with --rows")
     scores, forced = parts["decode"]
-    blocks, least = scores.shape[-1], int(forced.sum(-1).max()) + 1
-    budget = chosen.budget_blocks
-    if not least <= budget <= blocks:
-        raise ValueError(f"budget is {budget}; allowed: {least} to {blocks} blocks, {least - 1} of them forced")
+    blocks = scores.shape[-1]
     mass = recorded.mass[list(recorded.layers).index(layer)].astype(np.float32)
     folded = mass.shape[-1] // blocks
     mass = mass[..., : blocks * folded].reshape(*mass.shape[:2], blocks, folded).sum(-1)
-    return Steps(parts["prefill"][0], scores, budget - forced.sum(-1), forced, mass)
+    return Steps(parts["prefill"][0], scores, chosen.budget_blocks - forced.sum(-1), forced, mass)
+
+
+def check_budget(recorded: Trace, chosen) -> None:
+    """ValueError unless the budget lets every step select something beside its forced blocks, and leave something."""
+    lengths, budget = recorded.lengths(), chosen.budget_blocks
+    blocks = -(-int(lengths[0]) // (chosen.page if hasattr(chosen, "page") else chosen.block))
+    if budget >= blocks:
+        raise ValueError(f"budget is {budget}; allowed: at most {blocks - 1} of the prompt's {blocks} blocks")
+    forced = int(chosen.forced(lengths).sum(-1).max())
+    if budget <= forced:
+        raise ValueError(f"budget is {budget}; allowed: at least {forced + 1} blocks, as {forced} are always attended")
 
 
 def layers(recorded: Trace, chosen) -> list[int]:
-    """The trace's layers in which the method selects at every step."""
-    lengths = recorded.lengths()
-    return [int(layer) for layer in recorded.layers if not chosen.dense(int(layer), lengths).any()]
+    """The trace's layers in which the method selects at every step. ValueError when there are none."""
+    check_budget(recorded, chosen)
+    sparse = [int(layer) for layer in recorded.layers if not chosen.dense(int(layer), recorded.lengths()).any()]
+    if not sparse:
+        raise ValueError(f"{recorded.family} {recorded.prompt}: the method leaves all of its layers dense: "
+                         f"{', '.join(map(str, recorded.layers))}")
+    return sparse
 
 
 def every(recordings: Iterable[Trace], chosen) -> Iterator[tuple[Trace, int, Steps]]:
-    """Trace, layer and steps of all. ValueError when a method leaves all layers dense."""
+    """Trace, layer and steps of all that select."""
     for recorded in recordings:
-        sparse = layers(recorded, chosen)
-        if not sparse:
-            raise ValueError(f"{recorded.family} {recorded.prompt}: no layer selects; allowed: a budget below "
-                             f"{(recorded.tokens + recorded.steps) // 16} pages of 16 tokens")
-        for layer in sparse:
+        for layer in layers(recorded, chosen):
             yield recorded, layer, steps(recorded, layer, chosen)
 
 
@@ -114,10 +123,20 @@ def without_trend(fit: calibration.Calibration) -> Theta:
     return Theta(calibration.ALPHAS[best], calibration.BETAS[0], 0)
 
 
-def predictions(part: Steps, weights: str, seed: int = 0) -> dict[str, np.ndarray]:
-    """Every predictor's prediction of every step, fp32 [T, G, N]."""
+def theta(text: str) -> Theta:
+    """`0.2,0.5,0.25` as alpha, beta, gamma; ValueError for other text or numbers outside the paper's ranges."""
+    try:
+        alpha, beta, gamma = (float(number) for number in text.split(","))
+    except ValueError:
+        raise ValueError(f"theta is {text!r}; allowed: three numbers, as 0.2,0.5,0.25") from None
+    return Theta(alpha, beta, gamma)
+
+
+def predictions(part: Steps, weights: str, seed: int = 0, theta: Theta | None = None) -> dict[str, np.ndarray]:
+    """Every predictor's prediction of every step, fp32 [T, G, N]; `theta` adds the EMA with one of the caller's."""
     fit = calibrated(part, weights)
-    return {
+    given = {} if theta is None else {"given theta": baselines.ema(part, theta)}
+    return given | {
         "last step": baselines.last_step(part),
         "calibrated": baselines.ema(part, fit.theta),
         "no trend": baselines.ema(part, without_trend(fit)),
@@ -144,13 +163,14 @@ def locality(recordings: Iterable[Trace], chosen) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(origin="recorded")
 
 
-def curves(recordings: Iterable[Trace], chosen, ratios: Sequence[float] = RATIOS, seed: int = 0) -> pd.DataFrame:
+def curves(recordings: Iterable[Trace], chosen, ratios: Sequence[float] = RATIOS, seed: int = 0,
+           theta: Theta | None = None) -> pd.DataFrame:
     """Coverage by predictor and |P| / |A|: one row per prompt, layer and head (Table 7's quantity)."""
     rows = []
     for recorded, layer, part in every(recordings, chosen):
         weights = weights_of(chosen)
         actual = coverage.selected_mass(part).mean(0)
-        for name, prediction in predictions(part, weights, seed).items():
+        for name, prediction in predictions(part, weights, seed, theta).items():
             found = coverage.measure(part, prediction, tuple(ratios), weights)
             means = [_mean(values) for values in found]
             for x, head in itertools.product(range(len(ratios)), range(recorded.kv_heads)):
