@@ -111,7 +111,7 @@ def test_the_two_finders_find():
     assert unfinished("x = 1  # TO" + "DO later") and not unfinished("todos hackathon")
 
 
-@pytest.mark.parametrize("name", LISTED, ids=str)
+@pytest.mark.parametrize("name", [n for n in LISTED if b"\0" not in (ROOT / n).read_bytes()], ids=str)
 def test_no_machine_paths_and_nothing_unfinished(name):
     text = _text(name)
     assert machine_paths(text) == []
