@@ -279,7 +279,8 @@ def placement_map(frame: pd.DataFrame) -> go.Figure:
         figure.update_xaxes(title_text="block of the sequence, in reading order", range=[0, len(cells) + 1], row=1,
                             col=col)
         style.heading(figure, f"<b>{policy}</b>: {touched(cells)}", col=col)
-    figure.update_yaxes(range=[0, _above(frame["region"])])
+    top = _above(frame["region"])
+    figure.update_yaxes(range=[-0.03 * top, top])
     figure.update_yaxes(title_text="region (row index in every bank)", col=1)
     return style.note(figure, frame, "each change of height opens another row in every bank")
 
