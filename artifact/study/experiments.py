@@ -128,11 +128,11 @@ def placement_map(size):
             g = cell.blocks_per_region
             for i, block in enumerate(taken["table"].tolist()):
                 out.append((
-                    allocator, block_tokens, requests, taken["step"], taken["rid"], taken["tokens"], i, block, block // g,
-                    block % g, g, summary["m1_row_hit_frac"], summary["m3_bandwidth_gbps"],
+                    allocator, block_tokens, requests, taken["step"], taken["rid"], taken["tokens"], i, block,
+                    block // g, block % g, g, summary["m1_row_hit_frac"], summary["m3_bandwidth_gbps"],
                 ))  # fmt: skip
-    names = ["allocator", "block_tokens", "requests_count", "step", "rid", "length_tokens", "order_index", "block", "region"]
-    names += ["slot", "blocks_per_region", "m1_row_hit_frac", "m3_bandwidth_gbps"]
+    names = ["allocator", "block_tokens", "requests_count", "step", "rid", "length_tokens", "order_index", "block"]
+    names += ["region", "slot", "blocks_per_region", "m1_row_hit_frac", "m3_bandwidth_gbps"]
     return pd.DataFrame(out, columns=names).assign(origin="simulated")
 
 
