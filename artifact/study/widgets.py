@@ -40,7 +40,7 @@ def placement_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
         with figure.batch_update():
             for bar, (metric, name) in zip(figure.data, bars, strict=False):
                 value = float(tables[name, size.value][metric].iloc[0])
-                bar.update(x=[value], text=[_number(value)], opacity=1 if name == chosen else 0.35)
+                bar.update(x=[value], text=[_number(value)], marker_opacity=1 if name == chosen else 0.35)
             figure.data[-1].update(
                 x=(cells["order_index"] + 1).tolist(), y=cells["region"].tolist(),
                 customdata=cells[["block", "slot"]].to_numpy().tolist(), marker=style.marker(chosen, 11),
