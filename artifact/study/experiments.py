@@ -14,6 +14,11 @@ from artifact.study.serving import Cell, run
 _COMPARED = allocators.NAMES
 
 
+def recorded(notebook, name):
+    """The result `name` of our own full run, shipped with the checkout: seen before anything is computed."""
+    return results.read(paths.data_dir() / "recorded" / "full" / notebook / name)
+
+
 def headline(size, keep=None):
     """M1 to M4 by block size and workload: the study's 48 headline cells."""
     return sweep.compute(sweep.expand(sweep.load("headline"), size), keep=keep)
@@ -144,8 +149,7 @@ def traces(size, keep=None, folder=None):
     folder = paths.data_dir() / "serving" if folder is None else Path(folder)
     files = sorted([*folder.glob("*.csv"), *folder.glob("*.jsonl")])
     if not files:
-        recorded = paths.data_dir() / "recorded" / "full" / "11_bandwidth" / "traces.csv"
-        return results.read(recorded).assign(origin="recorded")
+        return recorded("11_bandwidth", "traces.csv").assign(origin="recorded")
     cells = [
         Cell(workload="trace", trace_file=str(file), requests=size.trace_requests, allocator=allocator, seed=size.seed)
         for file in files
