@@ -79,12 +79,12 @@ def headline(frame: pd.DataFrame) -> go.Figure:
                 cells = frame[(frame["allocator"] == policy) & (frame["workload"] == workload)]
                 ends += _line(figure, cells, "block_tokens", metric, policy, dash, row=row)[:1]
         style.name_ends(figure, _once(ends), "left", row=row)
-    sizes = {"vLLM's block": BLOCK_TOKENS, "a block is a region": _region_tokens(frame)}
-    for text, size in sizes.items():
+    guides = (("vLLM's block ", BLOCK_TOKENS), ("a block is a region ", _region_tokens(frame)))
+    for text, size in guides:
         if size in set(frame["block_tokens"]):
             figure.add_vline(x=size, line={"color": QUIET, "width": 1.5, "dash": "2px,3px"}, layer="below")
-            figure.add_annotation(text=text, x=math.log10(size), y=low, row=1, col=1, showarrow=False, xanchor="left",
-                                  yanchor="bottom", xshift=5, font={"size": style.NOTE, "color": QUIET})
+            figure.add_annotation(text=text, x=math.log10(size), y=low, row=1, col=1, showarrow=False, xanchor="right",
+                                  yanchor="bottom", font={"size": style.NOTE, "color": QUIET})
     style.key(figure, [(workload, {"mode": "lines", "line": {"color": QUIET, "dash": dash, "width": 3}})
                        for workload, dash in SWEPT.items() if workload in set(frame["workload"])])
     return style.note(figure, frame, "the axis of M1 does not start at zero" if low > 0 else "")
