@@ -134,7 +134,7 @@ def run_length(frame: pd.DataFrame) -> go.Figure:
     frame = _rows(frame, workload=["steady"], block_tokens=[BLOCK_TOKENS], address_map=[STUDY_MAP])
     figure = style.sheet("Row hits by length of the run", 620, legend=True)
     counts = style.ours(frame)["requests_count"].unique()
-    _log2_axis(figure, counts, "requests served in the run", before=0.4, after=1.9)
+    _log2_axis(figure, counts, "run length (requests)", before=0.4, after=1.9)
     low = math.floor((frame["m1_row_hit_frac"].min() - 0.02) * 20) / 20
     figure.update_yaxes(title_text="M1, row hits (fraction)", range=[low, 1])
     ends = []
@@ -212,7 +212,7 @@ def throughput(frame: pd.DataFrame) -> go.Figure:
                         range=[shares[0] - 0.03, shares[-1] + (shares[-1] - shares[0]) * 0.48 + 0.03])
     frame = frame.assign(step_time_ms=frame["step_time_us"] / 1e3)
     slow = frame["step_time_ms"]
-    figure.update_yaxes(title_text="tokens per second", range=[0, _above(frame["throughput_tokens_per_s"])], col=1)
+    figure.update_yaxes(title_text="throughput (tokens/s)", range=[0, _above(frame["throughput_tokens_per_s"])], col=1)
     figure.update_yaxes(title_text="step time (ms)", type="log", col=2,
                         tickvals=[digit * 10**power for power in range(-3, 7) for digit in (1, 2, 5)],
                         range=[math.log10(slow.min()) - 0.12, math.log10(slow.max()) + 0.05])
@@ -276,7 +276,7 @@ def placement_map(frame: pd.DataFrame) -> go.Figure:
     for col, policy in enumerate(names, 1):
         cells = frame[frame["allocator"] == policy].sort_values("order_index")
         blocks_on_regions(figure, cells, policy, row=1, col=col)
-        figure.update_xaxes(title_text="block of the sequence, in reading order", range=[0, len(cells) + 1], row=1,
+        figure.update_xaxes(title_text="position in the sequence (blocks)", range=[0, len(cells) + 1], row=1,
                             col=col)
         style.heading(figure, f"<b>{policy}</b>: {touched(cells)}", col=col)
     top = _above(frame["region"])
@@ -368,8 +368,12 @@ def _log2_axis(figure: go.Figure, values: Sequence[float], title: str, before: f
     """A logarithmic x axis whose ticks are the values; room before and after in octaves."""
     octave = math.log10(2)
     values = sorted(map(int, values))
-    figure.update_xaxes(title_text=title, type="log", tickvals=values, ticktext=[f"{value:,}" for value in values],
+    figure.update_xaxes(title_text=title, type="log", tickvals=values, ticktext=[_short(value) for value in values],
                         range=[math.log10(values[0]) - before * octave, math.log10(values[-1]) + after * octave])
+
+
+def _short(value: int) -> str:
+    return f"{value // 1000}k" if value >= 10_000 and value % 1000 == 0 else f"{value:,}"
 
 
 def _above(values: pd.Series | float) -> float:

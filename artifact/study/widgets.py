@@ -70,8 +70,8 @@ def _empty(frame: pd.DataFrame, names: list[str]) -> go.Figure:
     figure.add_scatter(mode="lines+markers", showlegend=False, row=1, col=2,
                        hovertemplate="block %{customdata[0]}: region %{y}, slot %{customdata[1]}<extra></extra>")
     top = frame["region"].max() * 1.05
-    figure.update_xaxes(title_text="block of the sequence, in reading order", row=1, col=2)
-    figure.update_yaxes(title_text="region", range=[-0.03 * top, top], row=1, col=2)
+    figure.update_xaxes(title_text="position in the sequence (blocks)", row=1, col=2)
+    figure.update_yaxes(title_text="region (row index)", range=[-0.03 * top, top], row=1, col=2)
     style.heading(figure, "", row=1, col=2)
     return style.note(figure, frame, "each change of height opens another row in every bank")
 
