@@ -194,8 +194,8 @@ def beside(frame):
         for cell, r in published_cells() if r["experiment"] not in _LATER
     ]  # fmt: skip
     settings = [name for name in sweep.row(Cell(), {}) if name in frame and name != "origin"]
-    needed = {"workload", "allocator", "block_tokens", "requests_count"}
-    if not needed <= set(settings) or "published" in set(frame["origin"]):
+    needed = {"workload", "allocator", "block_tokens", "requests_count", "m1_row_hit_frac"}
+    if not needed <= set(frame) or "published" in set(frame["origin"]):
         return frame
     computed = set(_keys(frame, settings))
     theirs = pd.DataFrame(rows)

@@ -25,7 +25,11 @@ _WORDS = ("allocator", "workload", "address_map", "trace")  # columns of text; a
 
 
 class Plot(NamedTuple):
-    """A figure and what is said of it. `columns`: what its frame must have beside `origin`."""
+    """A figure and what is said of it.
+
+    `columns`: what its frame must have beside `origin`. `published`: whether it draws published rows; the others leave
+    them out.
+    """
 
     function: Callable[[pd.DataFrame], go.Figure]
     notebook: str
@@ -33,6 +37,7 @@ class Plot(NamedTuple):
     caption: str
     alt: str
     columns: tuple[str, ...]
+    published: bool = False
 
 
 def draw(key: str, frame: pd.DataFrame) -> go.Figure:
@@ -46,6 +51,7 @@ def draw(key: str, frame: pd.DataFrame) -> go.Figure:
     for column in plot.columns:
         if column not in _WORDS and not pd.api.types.is_numeric_dtype(frame[column]):
             raise ValueError(f"figure {key}: column {column!r} holds {frame[column].iloc[0]!r}; it must hold numbers")
+    frame = frame if plot.published else style.ours(frame)
     return plot.function(frame.reset_index(drop=True))
 
 
@@ -302,10 +308,11 @@ def touched(cells: pd.DataFrame) -> str:
 
 def _rows(frame: pd.DataFrame, **allowed: Sequence) -> pd.DataFrame:
     """The rows whose columns hold one of the values allowed; a column that is not there allows all."""
+    style.ours(frame)
     for column, values in allowed.items():
         if column in frame:
             frame = frame[frame[column].isin(values)]
-            if style.ours(frame).empty:
+            if (frame["origin"] == "published").all():
                 raise ValueError(f"no rows of this artifact with {column} in: {', '.join(map(str, values))}")
     return frame
 
@@ -419,7 +426,8 @@ FIGURES: dict[str, Plot] = {
         "Drawing. One channel's banks with one row index lit across all of them, the same row lit in every "
         "channel, and a sequence's blocks scattered over many regions by paged allocation but together in one "
         "region by pim-aware.",
-        ("channels_count", "banks_count", "row_bytes", "token_bytes", "block_tokens", "tccd_ab_ns", "trc_ns")),
+        ("channels_count", "banks_count", "row_bytes", "token_bytes", "block_tokens", "tccd_ab_ns", "trc_ns"),
+        True),
     "placement_map": Plot(
         placement_map, "10_placement", "placement_map.csv",
         "The block table of one sequence late in a steady run, read from left to right. The height is the region a "
@@ -442,28 +450,28 @@ FIGURES: dict[str, Plot] = {
         "every block size; once a block is a region all allocators meet.",
         "Two line charts over block size. M1 and M3 of paged rise with the block size and meet those of pim-aware "
         "and contiguous, which are flat and near the top, where a block is a region.",
-        (*_CELL, "m1_row_hit_frac", "m3_bandwidth_gbps")),
+        (*_CELL, "m1_row_hit_frac", "m3_bandwidth_gbps"), True),
     "bandwidth": Plot(
         bandwidth, "11_bandwidth", "headline.csv",
         "Effective bandwidth at vLLM's block size, by workload. The gap is widest where requests are short and "
         "churn is high; long prompts, laid down in one go, hardly suffer.",
         "Grouped bars of M3 by workload for paged, pim-aware and contiguous, below a dashed line for the ideal; "
         "paged is far lower for steady and spec, a little for prefix, and level for longctx.",
-        (*_CELL, "m3_bandwidth_gbps")),
+        (*_CELL, "m3_bandwidth_gbps"), True),
     "heatmap": Plot(
         heatmap, "11_bandwidth", "heatmap.csv",
         "Where paged allocation hurts: short prompts in small blocks. Every request has the prompt length of its "
         "row.",
         "Heat map of M1 of paged allocation by prompt length and block size; lightest, so lowest, for short "
         "prompts in small blocks.",
-        ("allocator", "prompt_tokens", "block_tokens", "m1_row_hit_frac")),
+        ("allocator", "prompt_tokens", "block_tokens", "m1_row_hit_frac"), True),
     "run_length": Plot(
         run_length, "11_bandwidth", "run_length.csv",
         "A free list remembers its first order for a while. The longer the run, the closer paged comes to random "
         "placement, so a number for paged holds for its run length only; pim-aware does not age.",
         "Line chart of M1 over the number of requests in a run: paged falls towards the dotted line of random "
         "placement, pim-aware stays level far above.",
-        ("allocator", "requests_count", "m1_row_hit_frac")),
+        ("allocator", "requests_count", "m1_row_hit_frac"), True),
     "busiest_channel": Plot(
         busiest_channel, "11_bandwidth", "maps.csv",
         "The study averages bandwidth over all channels, idle ones included. A map that puts a whole sequence into "
