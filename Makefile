@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Work is spread over processes, one per core: threads inside each only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup reproduce smoke test test-all lab report verify bench clean
+.PHONY: help setup reproduce smoke test test-all lab report verify bench recorded clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ verify: .venv/ready  ## every claim against the results at SCALE
 
 bench: .venv/ready  ## how fast the simulator counts
 	@.venv/bin/artifact bench simulator
+
+recorded: .venv/ready  ## keep the full run of data/results in data/recorded, to be committed
+	@.venv/bin/python -m artifact.study.record
 
 clean:  ## remove results and caches, nothing else
 	rm -rf data/results .pytest_cache .ruff_cache .hypothesis build

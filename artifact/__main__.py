@@ -157,9 +157,9 @@ def replay(operations: str, allocator: str) -> None:
     {"pool_blocks": N, "block_tokens": T, "ops": [["alloc" | "append", seq, tokens], ["free", seq], ...]}
     -> {"new_blocks": [[ids], null, ...]}, null for a free.
     """
-    from artifact.study import serving
+    from artifact.kv.replay import replay as answer
 
-    click.echo(json.dumps({"new_blocks": serving.replay(operations, allocator)}))
+    click.echo(json.dumps({"new_blocks": answer(operations, allocator)}))
 
 
 _RESULTS = click.option("--results", "results_dir", type=click.Path(), metavar="DIR",
