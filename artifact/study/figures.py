@@ -72,7 +72,7 @@ def headline(frame: pd.DataFrame) -> go.Figure:
     frame = _rows(frame, workload=list(SWEPT), address_map=[STUDY_MAP])
     figure = style.sheet("Row hits and bandwidth by block size", 900, rows=2, legend=True, shared_xaxes=True,
                          vertical_spacing=0.07)
-    _log2_axis(figure, frame["block_tokens"].unique(), "block size (tokens)", before=1.3, after=0.35)
+    _log2_axis(figure, frame["block_tokens"].unique(), "block size (tokens)", before=1.45, after=0.35)
     figure.update_xaxes(title_text=None, row=1)
     low = min(0.4, _below(frame["m1_row_hit_frac"]))
     panels = (("m1_row_hit_frac", "M1, row hits (fraction)", [low, 1]),
@@ -213,9 +213,9 @@ def gain(frame: pd.DataFrame) -> go.Figure:
 def throughput(frame: pd.DataFrame) -> go.Figure:
     """Tokens per second and step time against attention's share of a paged step."""
     figure = style.sheet("What faster attention is worth to the whole step", 600, cols=2, horizontal_spacing=0.14)
-    shares = sorted(frame["attention_share_frac"].unique())
-    figure.update_xaxes(title_text="attention's share (fraction)", tickvals=shares,
-                        range=[shares[0] - 0.03, shares[-1] + (shares[-1] - shares[0]) * 0.48 + 0.03])
+    shares = frame["attention_share_frac"]
+    figure.update_xaxes(title_text="attention's share (fraction)", tickvals=[0, 0.25, 0.5, 0.75, 1],
+                        range=[0, shares.max() * 1.52])
     frame = frame.assign(step_time_ms=frame["step_time_us"] / 1e3)
     slow = frame["step_time_ms"]
     figure.update_yaxes(title_text="throughput (tokens/s)", range=[0, _above(frame["throughput_tokens_per_s"])], col=1)
@@ -228,8 +228,8 @@ def throughput(frame: pd.DataFrame) -> go.Figure:
             cells = frame[frame["allocator"] == policy]
             ends += _line(figure, cells, "attention_share_frac", metric, policy, "solid", col=col)[-1:]
         style.name_ends(figure, ends, "right", col=col)
-    return style.note(figure, frame, "attention's share is that of the paged step, whose rest is the same for every "
-                                     "allocator; step time on a logarithmic axis")
+    return style.note(figure, frame, "attention's share is that of the paged step; its rest is the same for all; step "
+                                     "time on a logarithmic axis")
 
 
 def traces(frame: pd.DataFrame) -> go.Figure:

@@ -37,16 +37,17 @@ def placement_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
 
     def redraw(_change: object = None) -> None:
         chosen, cells = allocator.value, tables[allocator.value, size.value]
-        with figure.batch_update():
-            for bar, (metric, name) in zip(figure.data, bars, strict=False):
-                value = float(tables[name, size.value][metric].iloc[0])
-                bar.update(x=[value], text=[_number(value)], marker_opacity=1 if name == chosen else 0.35)
-            figure.data[-1].update(
-                x=(cells["order_index"] + 1).tolist(), y=cells["region"].tolist(),
-                customdata=cells[["block", "slot"]].to_numpy().tolist(), marker=style.marker(chosen, 11),
-                line={"color": POLICIES[chosen].colour, "width": 1.2})
-            figure.layout.xaxis2.range = [0, len(cells) + 1]
-            figure.layout.annotations[2].text = f"<b>{chosen}</b>: {figures.touched(cells)}"
+        values = [float(tables[name, size.value][metric].iloc[0]) for metric, name in bars]
+        # one message for traces that change alike: a batch over unlike ones reaches the browser with holes
+        figure.plotly_restyle({
+            "x": [[value] for value in values], "text": [[_number(value)] for value in values],
+            "marker.opacity": [1 if name == chosen else 0.35 for _, name in bars]}, list(range(len(bars))))
+        figure.plotly_update({
+            "x": [(cells["order_index"] + 1).tolist()], "y": [cells["region"].tolist()],
+            "customdata": [cells[["block", "slot"]].to_numpy().tolist()], "marker": [style.marker(chosen, 11)],
+            "line.color": POLICIES[chosen].colour}, {
+            "xaxis2.range": [0, len(cells) + 1],
+            "annotations[2].text": f"<b>{chosen}</b>: {figures.touched(cells)}"}, [len(bars)])
 
     size.observe(redraw, "value")
     allocator.observe(redraw, "value")
@@ -67,7 +68,7 @@ def _empty(frame: pd.DataFrame, names: list[str]) -> go.Figure:
         figure.update_xaxes(range=[0, top], nticks=4, row=row, col=1)
         figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", row=row, col=1)
         style.heading(figure, title, row=row, col=1)
-    figure.add_scatter(mode="lines+markers", showlegend=False, row=1, col=2,
+    figure.add_scatter(mode="lines+markers", showlegend=False, line={"width": 1.2}, row=1, col=2,
                        hovertemplate="block %{customdata[0]}: region %{y}, slot %{customdata[1]}<extra></extra>")
     top = frame["region"].max() * 1.05
     figure.update_xaxes(title_text="position in the sequence (blocks)", row=1, col=2)
