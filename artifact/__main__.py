@@ -30,17 +30,8 @@ def env(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    rows = {key: value for key, value in found.items() if not key.endswith("_reason")}
-    rows["checkout"] = found["checkout"] or "none, an installed package"
-    rows["memory_bytes"] = f"{found['memory_bytes'] / 2**30:.1f} GiB"
-    rows["chromium"] = found["chromium"] or f"not found, so no still images: {provenance.CHROMIUM_ADVICE}"
-    rows["attacc"] = found["attacc"] or "not found: set ATTACC_DIR to its folder"
-    rows["ramulator"] = found["ramulator"] or "not found: set RAMULATOR_DIR to its folder"
-    for tier in ("tier_cpu", "tier_model", "tier_gpu"):
-        rows[tier] = "yes" if found[tier] else f"no, {found[f'{tier}_reason']}"
-    for key, value in rows.items():
-        text = (", ".join(value) or "none") if isinstance(value, list) else "unknown" if value is None else value
-        click.echo(f"{key.removesuffix('_bytes').removesuffix('_count').replace('_', ' '):<17} {text}")
+    for label, text in provenance.summary(found).items():
+        click.echo(f"{label:<17} {text}")
 
 
 @cli.group()
@@ -166,9 +157,9 @@ def replay(operations: str, allocator: str) -> None:
     {"pool_blocks": N, "block_tokens": T, "ops": [["alloc" | "append", seq, tokens], ["free", seq], ...]}
     -> {"new_blocks": [[ids], null, ...]}, null for a free.
     """
-    from artifact.study import serving
+    from artifact.kv.replay import replay as answer
 
-    click.echo(json.dumps({"new_blocks": serving.replay(operations, allocator)}))
+    click.echo(json.dumps({"new_blocks": answer(operations, allocator)}))
 
 
 _RESULTS = click.option("--results", "results_dir", type=click.Path(), metavar="DIR",

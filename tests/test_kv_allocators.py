@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from artifact.kv import allocators
 from artifact.kv.allocators import Allocator, OutOfBlocks
-from artifact.study import paths, serving
+from artifact.kv.replay import replay
+from artifact.study import paths
 
 RECORDED = json.loads((paths.data_dir() / "recorded/reference/vllm_block_tables.json").read_text())["traces"]
 
@@ -18,7 +19,7 @@ RECORDED = json.loads((paths.data_dir() / "recorded/reference/vllm_block_tables.
 def test_paged_hands_out_vllms_ids(entry, tmp_path):
     operations = tmp_path / "ops.json"
     operations.write_text(json.dumps({k: v for k, v in entry.items() if not k.startswith("vllm")}))
-    assert serving.replay(operations, "paged") == entry["vllm_v0_2_7_new_blocks"]
+    assert replay(operations, "paged") == entry["vllm_v0_2_7_new_blocks"]
 
 
 def test_paged_is_a_stack():

@@ -154,6 +154,13 @@ def verdicts(scale: str, folder: Path, claims: list[Claim] | None = None, fresh:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
+def written(ours: float | None, target: str) -> str | None:
+    """Our value as text, with two digits more than the number that it is held against was printed with."""
+    if ours is None or pd.isna(ours):
+        return None
+    return f"{ours:.{max(0, -Decimal(target).as_tuple().exponent) + 2}f}"
+
+
 def write(frame: pd.DataFrame, scale: str, folder: Path) -> Path:
     """The verdicts of a scale as `folder`/SCALE/verdicts.csv, whole or not at all."""
     path = folder / scale / FILE

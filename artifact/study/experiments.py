@@ -14,6 +14,11 @@ from artifact.study.serving import Cell, run
 _COMPARED = allocators.NAMES
 
 
+def recorded(notebook, name):
+    """The result `name` of our own full run, shipped with the checkout: seen before anything is computed."""
+    return results.read(paths.data_dir() / "recorded" / "full" / notebook / name)
+
+
 def headline(size, keep=None):
     """M1 to M4 by block size and workload: the study's 48 headline cells."""
     return sweep.compute(sweep.expand(sweep.load("headline"), size), keep=keep)
@@ -127,10 +132,12 @@ def placement_map(size):
             summary, _ = run(cell, on_tables=take)
             g = cell.blocks_per_region
             for i, block in enumerate(taken["table"].tolist()):
-                out.append((allocator, block_tokens, requests, taken["step"], taken["rid"], taken["tokens"], i, block,
-                            block // g, block % g, g, summary["m1_row_hit_frac"], summary["m3_bandwidth_gbps"]))  # fmt: skip
-    names = ["allocator", "block_tokens", "requests_count", "step", "rid", "length_tokens", "order_index", "block", "region"]
-    names += ["slot", "blocks_per_region", "m1_row_hit_frac", "m3_bandwidth_gbps"]
+                out.append((
+                    allocator, block_tokens, requests, taken["step"], taken["rid"], taken["tokens"], i, block,
+                    block // g, block % g, g, summary["m1_row_hit_frac"], summary["m3_bandwidth_gbps"],
+                ))  # fmt: skip
+    names = ["allocator", "block_tokens", "requests_count", "step", "rid", "length_tokens", "order_index", "block"]
+    names += ["region", "slot", "blocks_per_region", "m1_row_hit_frac", "m3_bandwidth_gbps"]
     return pd.DataFrame(out, columns=names).assign(origin="simulated")
 
 
@@ -142,8 +149,7 @@ def traces(size, keep=None, folder=None):
     folder = paths.data_dir() / "serving" if folder is None else Path(folder)
     files = sorted([*folder.glob("*.csv"), *folder.glob("*.jsonl")])
     if not files:
-        recorded = paths.data_dir() / "recorded" / "full" / "11_bandwidth" / "traces.csv"
-        return results.read(recorded).assign(origin="recorded")
+        return recorded("11_bandwidth", "traces.csv").assign(origin="recorded")
     cells = [
         Cell(workload="trace", trace_file=str(file), requests=size.trace_requests, allocator=allocator, seed=size.seed)
         for file in files
@@ -188,8 +194,8 @@ def beside(frame):
         for cell, r in published_cells() if r["experiment"] not in _LATER
     ]  # fmt: skip
     settings = [name for name in sweep.row(Cell(), {}) if name in frame and name != "origin"]
-    needed = {"workload", "allocator", "block_tokens", "requests_count"}
-    if not needed <= set(settings) or "published" in set(frame["origin"]):
+    needed = {"workload", "allocator", "block_tokens", "requests_count", "m1_row_hit_frac"}
+    if not needed <= set(frame) or "published" in set(frame["origin"]):
         return frame
     computed = set(_keys(frame, settings))
     theirs = pd.DataFrame(rows)

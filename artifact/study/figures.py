@@ -25,7 +25,11 @@ _WORDS = ("allocator", "workload", "address_map", "trace")  # columns of text; a
 
 
 class Plot(NamedTuple):
-    """A figure and what is said of it. `columns`: what its frame must have beside `origin`."""
+    """A figure and what is said of it.
+
+    `columns`: what its frame must have beside `origin`. `published`: whether it draws published rows; the others leave
+    them out.
+    """
 
     function: Callable[[pd.DataFrame], go.Figure]
     notebook: str
@@ -33,6 +37,7 @@ class Plot(NamedTuple):
     caption: str
     alt: str
     columns: tuple[str, ...]
+    published: bool = False
 
 
 def draw(key: str, frame: pd.DataFrame) -> go.Figure:
@@ -46,6 +51,7 @@ def draw(key: str, frame: pd.DataFrame) -> go.Figure:
     for column in plot.columns:
         if column not in _WORDS and not pd.api.types.is_numeric_dtype(frame[column]):
             raise ValueError(f"figure {key}: column {column!r} holds {frame[column].iloc[0]!r}; it must hold numbers")
+    frame = frame if plot.published else style.ours(frame)
     return plot.function(frame.reset_index(drop=True))
 
 
@@ -66,7 +72,7 @@ def headline(frame: pd.DataFrame) -> go.Figure:
     frame = _rows(frame, workload=list(SWEPT), address_map=[STUDY_MAP])
     figure = style.sheet("Row hits and bandwidth by block size", 900, rows=2, legend=True, shared_xaxes=True,
                          vertical_spacing=0.07)
-    _log2_axis(figure, frame["block_tokens"].unique(), "block size (tokens)", before=1.3, after=0.35)
+    _log2_axis(figure, frame["block_tokens"].unique(), "block size (tokens)", before=1.45, after=0.35)
     figure.update_xaxes(title_text=None, row=1)
     low = min(0.4, _below(frame["m1_row_hit_frac"]))
     panels = (("m1_row_hit_frac", "M1, row hits (fraction)", [low, 1]),
@@ -79,12 +85,12 @@ def headline(frame: pd.DataFrame) -> go.Figure:
                 cells = frame[(frame["allocator"] == policy) & (frame["workload"] == workload)]
                 ends += _line(figure, cells, "block_tokens", metric, policy, dash, row=row)[:1]
         style.name_ends(figure, _once(ends), "left", row=row)
-    sizes = {"vLLM's block": BLOCK_TOKENS, "a block is a region": _region_tokens(frame)}
-    for text, size in sizes.items():
+    guides = (("vLLM's block ", BLOCK_TOKENS), ("a block is a region ", _region_tokens(frame)))
+    for text, size in guides:
         if size in set(frame["block_tokens"]):
             figure.add_vline(x=size, line={"color": QUIET, "width": 1.5, "dash": "2px,3px"}, layer="below")
-            figure.add_annotation(text=text, x=math.log10(size), y=low, row=1, col=1, showarrow=False, xanchor="left",
-                                  yanchor="bottom", xshift=5, font={"size": style.NOTE, "color": QUIET})
+            figure.add_annotation(text=text, x=math.log10(size), y=low, row=1, col=1, showarrow=False, xanchor="right",
+                                  yanchor="bottom", font={"size": style.NOTE, "color": QUIET})
     style.key(figure, [(workload, {"mode": "lines", "line": {"color": QUIET, "dash": dash, "width": 3}})
                        for workload, dash in SWEPT.items() if workload in set(frame["workload"])])
     return style.note(figure, frame, "the axis of M1 does not start at zero" if low > 0 else "")
@@ -134,7 +140,7 @@ def run_length(frame: pd.DataFrame) -> go.Figure:
     frame = _rows(frame, workload=["steady"], block_tokens=[BLOCK_TOKENS], address_map=[STUDY_MAP])
     figure = style.sheet("Row hits by length of the run", 620, legend=True)
     counts = style.ours(frame)["requests_count"].unique()
-    _log2_axis(figure, counts, "requests served in the run", before=0.4, after=1.9)
+    _log2_axis(figure, counts, "run length (requests)", before=0.4, after=1.9)
     low = math.floor((frame["m1_row_hit_frac"].min() - 0.02) * 20) / 20
     figure.update_yaxes(title_text="M1, row hits (fraction)", range=[low, 1])
     ends = []
@@ -207,12 +213,12 @@ def gain(frame: pd.DataFrame) -> go.Figure:
 def throughput(frame: pd.DataFrame) -> go.Figure:
     """Tokens per second and step time against attention's share of a paged step."""
     figure = style.sheet("What faster attention is worth to the whole step", 600, cols=2, horizontal_spacing=0.14)
-    shares = sorted(frame["attention_share_frac"].unique())
-    figure.update_xaxes(title_text="attention's share (fraction)", tickvals=shares,
-                        range=[shares[0] - 0.03, shares[-1] + (shares[-1] - shares[0]) * 0.48 + 0.03])
+    shares = frame["attention_share_frac"]
+    figure.update_xaxes(title_text="attention's share (fraction)", tickvals=[0, 0.25, 0.5, 0.75, 1],
+                        range=[0, shares.max() * 1.52])
     frame = frame.assign(step_time_ms=frame["step_time_us"] / 1e3)
     slow = frame["step_time_ms"]
-    figure.update_yaxes(title_text="tokens per second", range=[0, _above(frame["throughput_tokens_per_s"])], col=1)
+    figure.update_yaxes(title_text="throughput (tokens/s)", range=[0, _above(frame["throughput_tokens_per_s"])], col=1)
     figure.update_yaxes(title_text="step time (ms)", type="log", col=2,
                         tickvals=[digit * 10**power for power in range(-3, 7) for digit in (1, 2, 5)],
                         range=[math.log10(slow.min()) - 0.12, math.log10(slow.max()) + 0.05])
@@ -222,8 +228,8 @@ def throughput(frame: pd.DataFrame) -> go.Figure:
             cells = frame[frame["allocator"] == policy]
             ends += _line(figure, cells, "attention_share_frac", metric, policy, "solid", col=col)[-1:]
         style.name_ends(figure, ends, "right", col=col)
-    return style.note(figure, frame, "attention's share is that of the paged step, whose rest is the same for every "
-                                     "allocator; step time on a logarithmic axis")
+    return style.note(figure, frame, "attention's share is that of the paged step; its rest is the same for all; step "
+                                     "time on a logarithmic axis")
 
 
 def traces(frame: pd.DataFrame) -> go.Figure:
@@ -276,10 +282,11 @@ def placement_map(frame: pd.DataFrame) -> go.Figure:
     for col, policy in enumerate(names, 1):
         cells = frame[frame["allocator"] == policy].sort_values("order_index")
         blocks_on_regions(figure, cells, policy, row=1, col=col)
-        figure.update_xaxes(title_text="block of the sequence, in reading order", range=[0, len(cells) + 1], row=1,
+        figure.update_xaxes(title_text="position in the sequence (blocks)", range=[0, len(cells) + 1], row=1,
                             col=col)
         style.heading(figure, f"<b>{policy}</b>: {touched(cells)}", col=col)
-    figure.update_yaxes(range=[0, _above(frame["region"])])
+    top = _above(frame["region"])
+    figure.update_yaxes(range=[-0.03 * top, top])
     figure.update_yaxes(title_text="region (row index in every bank)", col=1)
     return style.note(figure, frame, "each change of height opens another row in every bank")
 
@@ -301,10 +308,11 @@ def touched(cells: pd.DataFrame) -> str:
 
 def _rows(frame: pd.DataFrame, **allowed: Sequence) -> pd.DataFrame:
     """The rows whose columns hold one of the values allowed; a column that is not there allows all."""
+    style.ours(frame)
     for column, values in allowed.items():
         if column in frame:
             frame = frame[frame[column].isin(values)]
-            if style.ours(frame).empty:
+            if (frame["origin"] == "published").all():
                 raise ValueError(f"no rows of this artifact with {column} in: {', '.join(map(str, values))}")
     return frame
 
@@ -367,8 +375,12 @@ def _log2_axis(figure: go.Figure, values: Sequence[float], title: str, before: f
     """A logarithmic x axis whose ticks are the values; room before and after in octaves."""
     octave = math.log10(2)
     values = sorted(map(int, values))
-    figure.update_xaxes(title_text=title, type="log", tickvals=values, ticktext=[f"{value:,}" for value in values],
+    figure.update_xaxes(title_text=title, type="log", tickvals=values, ticktext=[_short(value) for value in values],
                         range=[math.log10(values[0]) - before * octave, math.log10(values[-1]) + after * octave])
+
+
+def _short(value: int) -> str:
+    return f"{value // 1000}k" if value >= 10_000 and value % 1000 == 0 else f"{value:,}"
 
 
 def _above(values: pd.Series | float) -> float:
@@ -414,7 +426,8 @@ FIGURES: dict[str, Plot] = {
         "Drawing. One channel's banks with one row index lit across all of them, the same row lit in every "
         "channel, and a sequence's blocks scattered over many regions by paged allocation but together in one "
         "region by pim-aware.",
-        ("channels_count", "banks_count", "row_bytes", "token_bytes", "block_tokens", "tccd_ab_ns", "trc_ns")),
+        ("channels_count", "banks_count", "row_bytes", "token_bytes", "block_tokens", "tccd_ab_ns", "trc_ns"),
+        True),
     "placement_map": Plot(
         placement_map, "10_placement", "placement_map.csv",
         "The block table of one sequence late in a steady run, read from left to right. The height is the region a "
@@ -437,28 +450,28 @@ FIGURES: dict[str, Plot] = {
         "every block size; once a block is a region all allocators meet.",
         "Two line charts over block size. M1 and M3 of paged rise with the block size and meet those of pim-aware "
         "and contiguous, which are flat and near the top, where a block is a region.",
-        (*_CELL, "m1_row_hit_frac", "m3_bandwidth_gbps")),
+        (*_CELL, "m1_row_hit_frac", "m3_bandwidth_gbps"), True),
     "bandwidth": Plot(
         bandwidth, "11_bandwidth", "headline.csv",
         "Effective bandwidth at vLLM's block size, by workload. The gap is widest where requests are short and "
         "churn is high; long prompts, laid down in one go, hardly suffer.",
         "Grouped bars of M3 by workload for paged, pim-aware and contiguous, below a dashed line for the ideal; "
         "paged is far lower for steady and spec, a little for prefix, and level for longctx.",
-        (*_CELL, "m3_bandwidth_gbps")),
+        (*_CELL, "m3_bandwidth_gbps"), True),
     "heatmap": Plot(
         heatmap, "11_bandwidth", "heatmap.csv",
         "Where paged allocation hurts: short prompts in small blocks. Every request has the prompt length of its "
         "row.",
         "Heat map of M1 of paged allocation by prompt length and block size; lightest, so lowest, for short "
         "prompts in small blocks.",
-        ("allocator", "prompt_tokens", "block_tokens", "m1_row_hit_frac")),
+        ("allocator", "prompt_tokens", "block_tokens", "m1_row_hit_frac"), True),
     "run_length": Plot(
         run_length, "11_bandwidth", "run_length.csv",
         "A free list remembers its first order for a while. The longer the run, the closer paged comes to random "
         "placement, so a number for paged holds for its run length only; pim-aware does not age.",
         "Line chart of M1 over the number of requests in a run: paged falls towards the dotted line of random "
         "placement, pim-aware stays level far above.",
-        ("allocator", "requests_count", "m1_row_hit_frac")),
+        ("allocator", "requests_count", "m1_row_hit_frac"), True),
     "busiest_channel": Plot(
         busiest_channel, "11_bandwidth", "maps.csv",
         "The study averages bandwidth over all channels, idle ones included. A map that puts a whole sequence into "

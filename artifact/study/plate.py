@@ -12,8 +12,8 @@ def write(key: str, source: str | Path | None = None, out: str | Path | None = N
     """Draws figure `key` and says what was drawn: key, title, source, origins, rows_count, file.
 
     `source`: a result CSV (None: our recorded full run's). `out`: a file whose ending chooses the kind (None: KEY.html
-    in the current folder). Published numbers of the same cells are drawn beside. ValueError, one line, for an unknown
-    key or kind, a CSV that is not right, and a PNG without a browser.
+    in the current folder). A figure that shows published numbers gets those of the same cells. ValueError, one line,
+    for an unknown key or kind, a CSV that is not right, and a PNG without a browser.
     """
     plot = figures.known(key)
     out = Path(f"{key}.html" if out is None else out)
@@ -21,7 +21,7 @@ def write(key: str, source: str | Path | None = None, out: str | Path | None = N
         raise ValueError(f"{out}: a figure is written as one of: {', '.join(KINDS)}")
     path = paths.data_dir() / "recorded" / "full" / plot.notebook / plot.result if source is None else Path(source)
     frame = results.read(path)
-    if paths.root() is not None:
+    if plot.published and paths.root() is not None:
         frame = experiments.beside(frame)
     try:
         figure = figures.draw(key, frame)

@@ -50,6 +50,29 @@ def environment() -> dict[str, object]:
     }
 
 
+def summary(found: dict[str, object]) -> dict[str, str]:
+    """What `environment` found, for people: label -> text."""
+    rows = {key: value for key, value in found.items() if not key.endswith("_reason")}
+    rows["checkout"] = found["checkout"] or "none, an installed package"
+    rows["memory_bytes"] = f"{found['memory_bytes'] / 2**30:.1f} GiB"
+    rows["chromium"] = found["chromium"] or f"not found, so no still images: {CHROMIUM_ADVICE}"
+    rows["attacc"] = found["attacc"] or "not found: set ATTACC_DIR to its folder"
+    rows["ramulator"] = found["ramulator"] or "not found: set RAMULATOR_DIR to its folder"
+    for tier in ("tier_cpu", "tier_model", "tier_gpu"):
+        rows[tier] = "yes" if found[tier] else f"no, {found[f'{tier}_reason']}"
+    texts = {key: "unknown" if value is None else str(value) for key, value in rows.items()}
+    texts |= {key: ", ".join(value) or "none" for key, value in rows.items() if isinstance(value, list)}
+    return {key.removesuffix("_bytes").removesuffix("_count").replace("_", " "): text for key, text in texts.items()}
+
+
+def frame():  # -> pandas.DataFrame, which only notebooks need
+    """This machine as a table of two columns, `what` and `found`, for notebooks."""
+    import pandas as pd
+
+    told = {label: text for label, text in summary(environment()).items() if label not in ("checkout", "chromium")}
+    return pd.DataFrame({"what": told.keys(), "found": told.values()})
+
+
 def machine() -> dict[str, object]:
     """This machine: os, cpu, cores_count usable by this process, memory_bytes, python."""
     return {

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 
 import jinja2
@@ -134,9 +133,8 @@ def _figures(out: Path, home: Path, manifest: dict, judged: pd.DataFrame) -> lis
 def _claim(row: dict, figures: list[Figure], pages: dict) -> dict:
     known = {key: None if pd.isna(value) else value for key, value in row.items()}
     target = known["published"] or known["claimed"]
-    places = max(0, -Decimal(target).as_tuple().exponent) + 2
     shown = [figure for figure in figures if row["id"] in figure.claims and figure.key == known["figure"]]
-    return {**known, "ours": None if known["ours"] is None else f"{known['ours']:.{places}f}",
+    return {**known, "ours": claims.written(known["ours"], target),
             "tolerance": f"{known['tolerance']:.3g}", "anchor": f"claim-{row['id']}",
             "page": f"notebooks/{row['notebook']}.html" if row["notebook"] in pages else None,
             "drawn": f"gallery.html#{shown[0].anchor}" if shown else None}

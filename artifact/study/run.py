@@ -60,10 +60,12 @@ class Run:
         display(Markdown(text))
 
     def verdicts(self) -> pd.DataFrame:
-        """One row for each claim that this notebook decides, or for all claims when it decides none."""
+        """One row, as people read it, for each claim that this notebook decides, or for all when it decides none."""
         fresh = tuple(self.folder / name for name in self._files)
         found = claims.verdicts(self.scale.name, self.folder.parents[1], claims.of(self.name), fresh)
-        return found[_SHOWN]
+        targets = found["published"].fillna(found["claimed"])
+        ours = [claims.written(value, target) for value, target in zip(found["ours"], targets, strict=True)]
+        return found.assign(ours=ours)[_SHOWN]
 
     def close(self) -> None:
         """Writes the manifest: the run is finished and what it wrote can be trusted."""

@@ -25,7 +25,7 @@ class Scale(BaseModel):
     prompt_tokens: Sizes = Field(description="rows of the heat map, tokens")
     run_length_requests: Sizes = Field(description="run lengths of the experiment on M1 by run length, requests")
     trace_requests: PositiveInt = Field(description="the first so many requests of a real trace")
-    sample_requests: PositiveInt = Field(description="requests behind the placement pictures")
+    sample_requests: PositiveInt = Field(description="requests of the shorter of the two placement runs")
 
 
 def load(name: str, folder: Path | None = None) -> Scale:

@@ -45,17 +45,17 @@ def banks(frame: pd.DataFrame) -> go.Figure:
     scattered = [(row, (5 * row + 2) % slots, (3 * row) % slots + 1) for row in range(slots)]
     together = [(_LIT, slot, slot + 1) for slot in range(slots)]
     _shelves(figure, 0, "paged", "the block that was freed last", slots, scattered)
-    _shelves(figure, 492, "pim-aware", "fill one region, then the next", slots, together)
-    return style.note(figure, frame, "numbers in the boxes: the order in which attention reads one sequence's blocks; "
-                                     "grey: blocks of others; white: free", of="drawing; sizes and times: ")
+    _shelves(figure, 462, "pim-aware", "fill one region, then the next", slots, together)
+    return style.note(figure, frame, "numbers: the order in which attention reads one sequence's blocks; grey: blocks "
+                                     "of others; white: free", of="drawing; sizes and times: ")
 
 
 def _channel(figure: go.Figure, memory: pd.Series) -> _Box:
     """A channel's banks side by side, one row index open in all of them."""
     count = int(memory["banks_count"])
-    _text(figure, 0, 14, f"<b>One channel:</b> {count} banks work in step, on the same row", size=SIZE)
+    _text(figure, 0, 14, f"<b>One channel:</b> {count} banks work in step on one row", size=SIZE)
     left, top, tall = 74, 40, 15
-    step = (560 - left) / count
+    step = (524 - left) / count
     cells = [_Box(left + i * step, top + row * (tall + 2), step - 5, tall)
              for i in range(count) for row in range(_ROWS)]
     lit = top + _LIT * (tall + 2)
@@ -71,13 +71,13 @@ def _channel(figure: go.Figure, memory: pd.Series) -> _Box:
     hit, miss = memory["tccd_ab_ns"], memory["trc_ns"]
     _text(figure, 0, bottom + 54, "Each command reads from the open row of all banks at once:")
     _text(figure, 0, bottom + 78,
-          f"<b>{hit:g} ns</b> if row r is open already, <b>{miss:g} ns</b> if it must be opened first.")
-    return _Box(left, top, 560 - left - 5, bottom - top - 2)
+          f"<b>{hit:g} ns</b> if row r is open, <b>{miss:g} ns</b> if it must be opened first.")
+    return _Box(left, top, 524 - left - 5, bottom - top - 2)
 
 
 def _all_channels(figure: go.Figure, memory: pd.Series, at: _Box) -> None:
     """Every channel as a slab, the same row lit in all: a region."""
-    count, left, right = int(memory["channels_count"]), 612, style.WIDTH - 48
+    count, left, right = int(memory["channels_count"]), 572, style.WIDTH - 48
     step = (right - left) / count
     _text(figure, left, 14, f"<b>All {count} channels:</b> a region", size=SIZE)
     tall = at.height / _ROWS
@@ -102,7 +102,7 @@ def _shelves(figure: go.Figure, left: float, policy: str, rule: str, slots: int,
              own: list[tuple[int, int, int]]) -> None:
     """Regions as shelves of slots; `own`: (shelf, slot, number) of a sequence's blocks."""
     look = POLICIES[policy]
-    top, wide, tall, shelf = 332, 43, 25, 29
+    top, wide, tall, shelf = 332, 39, 25, 29
     _text(figure, left, 300, f"<b>{policy}:</b> {rule}", size=SIZE, colour=look.colour)
     places = {(row, slot): _Box(left + 100 + slot * (wide + 2), top + row * shelf, wide, tall)
               for row in range(8) for slot in range(slots)}

@@ -12,11 +12,11 @@ from artifact.study import execute, provenance, results
 _PNG_END = b"IEND\xaeB`\x82"  # the last bytes of a whole PNG
 
 
-def export(figures: Sequence[Path], say: Callable[[str], None], limit_s: float | None = None) -> int:
+def export(figures: Sequence[Path], say: Callable[[str], None], limit_s: float | None = None, scale: float = 2) -> int:
     """Draws those figures (their JSON files) whose PNG is missing or older; returns how many were drawn.
 
-    `limit_s`: None = 60 s and 10 s a figure. Without a browser, or when it fails, that is said in one line and the
-    rest goes on: a still image is never worth a run.
+    `scale`: pixels per point. `limit_s`: None = 60 s and 10 s a figure. Without a browser, or when it fails, that is
+    said in one line and the rest goes on: a still image is never worth a run.
     """
     wanted = [path for path in figures if path.is_file() and not _fresh(path)]
     if not wanted:
@@ -28,7 +28,7 @@ def export(figures: Sequence[Path], say: Callable[[str], None], limit_s: float |
     limit_s = 60 + 10 * len(wanted) if limit_s is None else limit_s
     with tempfile.TemporaryDirectory(prefix="artifact-", ignore_cleanup_errors=True) as folder:
         drafts = [Path(folder) / f"{number}.png" for number in range(len(wanted))]
-        request = json.dumps({"figures": list(map(str, wanted)), "files": list(map(str, drafts))})
+        request = json.dumps({"figures": list(map(str, wanted)), "files": list(map(str, drafts)), "scale": scale})
         child = subprocess.Popen([sys.executable, "-m", "artifact.study.stills"], stdin=subprocess.PIPE, text=True,
                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
         try:
@@ -58,5 +58,5 @@ if __name__ == "__main__":
 
     asked = json.load(sys.stdin)
     drawn = [plotly.io.read_json(path) for path in asked["figures"]]
-    plotly.io.write_images(drawn, asked["files"], scale=2, width=[figure.layout.width for figure in drawn],
+    plotly.io.write_images(drawn, asked["files"], scale=asked["scale"], width=[figure.layout.width for figure in drawn],
                            height=[figure.layout.height for figure in drawn])  # it does not read them from the layout

@@ -28,7 +28,7 @@ POLICIES = {
     "random": Look("#666666", "x", "x"),
 }
 INK, QUIET, FAINT, WASH = "#222222", "#5A5A5A", "#DDDDDD", "#F1F1F1"
-WIDTH, LEFT, RIGHT, BOTTOM = 1000, 110, 30, 128  # px
+WIDTH, LEFT, RIGHT, BOTTOM = 940, 110, 30, 128  # px; as wide as a notebook is beside its file browser
 TITLE, STRIP = 66, 34  # px; the title's height, and that of a legend or of panel headings below it
 SIZE, SMALL, NOTE, NAME = 20, 18, 16, 25  # px; half of it is still read. NAME: from line to line of names
 _SAID = {

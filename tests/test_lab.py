@@ -1,0 +1,150 @@
+"""Notebook 11 as a reader meets it: in JupyterLab in a browser, all cells run, the slider moved, no console error."""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from artifact.study import experiments, provenance, style
+
+BENIGN = ("favicon", "ResizeObserver loop")
+EXPLORER = ".jupyter-widgets .js-plotly-plot"
+STATE = f"""() => document.querySelector('{EXPLORER}').data.map(
+    trace => [trace.type, trace.y, trace.type === 'bar' ? trace.x : null, trace.marker.color ?? null])"""
+HEADING = f"""() => [...document.querySelectorAll('{EXPLORER} .annotation-text')].map(e => e.textContent)
+    .find(text => text.includes('needed'))"""
+
+
+WATCH = f"""() => {{
+    const before = ({HEADING})();
+    window.moved = null;
+    document.addEventListener('keydown', () => {{ window.pressed = performance.now(); }}, {{capture: true}});
+    new MutationObserver(() => {{
+        if (window.moved === null && ({HEADING})() !== before) window.moved = performance.now() - window.pressed;
+    }}).observe(document.querySelector('{EXPLORER}'), {{subtree: true, childList: true, characterData: true}});
+}}"""
+
+
+def _free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _lab(folder):
+    """A JupyterLab of its own, at home in `folder`; yields the address of its notebook."""
+    port, token = _free_port(), secrets.token_hex(16)
+    own = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
+    log = folder / "lab.log"
+    with log.open("w") as file:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
+             "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}",
+             f"--ServerApp.root_dir={folder / 'home'}", "--LabApp.news_url=None",
+             "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"],
+            stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, **own, "IPYTHONDIR": str(folder / "ipython"), "OMP_NUM_THREADS": "1"})
+    try:
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/api/status?token={token}", timeout=5).close()
+                break
+            except (urllib.error.URLError, OSError):
+                assert server.poll() is None, log.read_text()[-2000:]
+                time.sleep(0.25)
+        else:
+            pytest.fail(f"JupyterLab did not answer: {log.read_text()[-2000:]}")
+        yield f"http://127.0.0.1:{port}/lab/tree/11_bandwidth.ipynb?token={token}&reset"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGINT)
+            time.sleep(0.5)
+            os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+def _run_all(page):
+    """Waits for the kernel, runs all cells, waits until each has its number."""
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
+    for _ in range(240):
+        if page.locator(".jp-Dialog .jp-mod-accept").count():  # the kernel may be asked for before it is connected
+            page.locator(".jp-Dialog .jp-mod-accept").first.click()
+        if page.get_by_text("Python 3 (ipykernel) | Idle").count():
+            break
+        page.wait_for_timeout(250)
+    page.click('div.lm-MenuBar-itemLabel:text-is("Run")')
+    page.click('.lm-Menu-itemLabel:text-is("Run All Cells")')
+    page.wait_for_function(r"""() => {
+        const cells = [...document.querySelectorAll('.jp-CodeCell')];
+        const done = cells.filter(cell => /\[\d+\]/.test(cell.querySelector('.jp-InputPrompt')?.textContent ?? ''));
+        return cells.length > 0 && done.length === cells.length;
+    }""", timeout=120_000)
+
+
+def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path):
+    browser, _ = provenance.chromium()
+    if browser is None:
+        pytest.skip("no Chromium: JupyterLab in a browser cannot be tested")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    notebook = json.loads((root / "notebooks" / "11_bandwidth.ipynb").read_text())
+    assert "parameters" in notebook["cells"][1]["metadata"]["tags"]
+    notebook["cells"][1]["source"] = f'scale = "tiny"\nresults = {str(tmp_path / "results")!r}'
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "11_bandwidth.ipynb").write_text(json.dumps(notebook))
+    table = experiments.recorded("10_placement", "placement_map.csv")
+    said = []
+    with _lab(tmp_path) as address, playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=browser, args=[
+            "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", "--no-first-run"])
+        page = chromium.new_page(viewport={"width": 1400, "height": 1000})
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(address, timeout=120_000)
+        _run_all(page)
+        assert page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+        handle = page.locator(".jupyter-widgets .noUi-handle").first
+        handle.scroll_into_view_if_needed()
+        page.wait_for_function(f"!!({HEADING})()", timeout=60_000)
+        before = page.evaluate(HEADING)
+        page.screenshot(path=tmp_path / "before.png")
+        handle.focus()
+        page.evaluate(WATCH)
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_function("window.moved !== null", timeout=20_000)
+        after, taken_ms = page.evaluate(HEADING), page.evaluate("window.moved")
+        page.click('.jupyter-widgets button:has-text("pim-aware")')
+        page.wait_for_function(f"({HEADING})().startsWith('pim-aware')", timeout=20_000)
+        chosen, state = page.evaluate(HEADING), page.evaluate(STATE)
+        page.screenshot(path=tmp_path / "after.png")
+        drawn = page.locator(".js-plotly-plot").count()
+        chromium.close()
+
+    def regions(allocator, tokens):
+        cells = table[(table["allocator"] == allocator) & (table["block_tokens"] == tokens)]
+        return f"{allocator}: {cells['region'].nunique()} regions"
+
+    assert before.startswith(regions("paged", 16)) and after.startswith(regions("paged", 8))
+    assert chosen.startswith(regions("pim-aware", 8))
+    shown = table[table["block_tokens"] == 8].groupby("allocator").first()
+    bars = [["bar", [name], [shown.loc[name, metric]], look.colour]
+            for metric in ("m1_row_hit_frac", "m3_bandwidth_gbps") for name, look in style.POLICIES.items()]
+    assert state[:-1] == bars  # what the browser holds, not only what was sent to it
+    cells = table[(table["allocator"] == "pim-aware") & (table["block_tokens"] == 8)].sort_values("order_index")
+    assert state[-1] == ["scatter", cells["region"].tolist(), None, style.POLICIES["pim-aware"].colour]
+    assert drawn == len(notebook["metadata"]["artifact"]["figures"]) + 1
+    assert [text for text in said if not any(word in text for word in BENIGN)] == []
+    print(f"redrawn {taken_ms:.0f} ms after the key; screenshots in {tmp_path}")
