@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from artifact.prr import calibration, threshold
 from artifact.prr.calibration import SHAPE, calibrate, plain
+from artifact.study.fitting import like_a_trace
 
 NUMBERS = st.one_of(st.sampled_from([0.0, -0.0, 1.0, math.nan, math.inf, -math.inf]), st.integers(-3, 3),
                     st.floats(-(2.0**99), 2.0**99, width=32), st.floats(-2, 2, width=16))
@@ -17,13 +18,7 @@ NUMBERS = st.one_of(st.sampled_from([0.0, -0.0, 1.0, math.nan, math.inf, -math.i
 
 def trace_like(rows=40, heads=2, blocks=96, seed=0):
     """Scores whose neighbours in time are as alike as a model's."""
-    random = np.random.default_rng(seed)
-    base, slow = random.normal(size=(2, heads, blocks))
-    scores = np.empty((rows, heads, blocks), np.float32)
-    for r in range(rows):
-        slow = 0.95 * slow + math.sqrt(1 - 0.95**2) * random.normal(size=slow.shape)
-        scores[r] = base + 0.7 * slow + 0.35 * random.normal(size=slow.shape)
-    return scores
+    return like_a_trace(rows, heads, blocks, seed)
 
 
 def hard(kind, **size):
