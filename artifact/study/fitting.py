@@ -48,7 +48,10 @@ def by_rows(recordings: Iterable[Trace], chosen, rows: Sequence[int] = ROWS) -> 
 
 
 def by_weights(recordings: Iterable[Trace], chosen) -> pd.DataFrame:
-    """What stands for IS in Eq. 4, which the paper leaves open: each choice's theta and its coverage afterwards."""
+    """What stands for IS in Eq. 4, which the paper leaves open: each choice's theta and its coverage afterwards.
+
+    "raw" stands only where no score of the prefill's rows is negative.
+    """
     out = []
     for recorded, layer, part in prediction.every(recordings, chosen):
         after = held_out(part, prediction.weights_of(chosen))
