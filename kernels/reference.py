@@ -1,13 +1,14 @@
 """Each operator as its paper writes it, in torch: readable, on any device and dtype, the oracle of every faster one.
 
-Shapes: B sequences, H query heads, G KV heads (query head h uses KV head h // (H/G)), D channels, N blocks. Results
-are float32, or float64 when the query or the scores are. A score of -inf means that the block cannot be selected; a
-score that would be NaN becomes -inf.
+Shapes: B sequences, H query heads, G KV heads (query head h uses KV head h // (H/G)), D channels, N blocks, bs tokens
+in one of them, S slots in a list of blocks, P parts. Results are float32, or float64 when the query or the scores are.
+A score of -inf means that the block cannot be selected; a score that would be NaN becomes -inf.
 """
 
 import math
 
 import torch
+from artifact.kernels.paged import Partial
 
 
 def quest_scores(q, low, high, pages=None, *, group="max"):
@@ -102,6 +103,71 @@ def topk(scores, count, forced=None):
     slots = max(count, int(forced.sum(-1).max()) if rows else 0)
     index = torch.nn.functional.pad(index, (0, max(0, slots - blocks)), value=blocks)[:, :slots]
     return index.masked_fill(index == blocks, -1).to(torch.int32)
+
+
+def attend(q, kv, blocks):
+    """Attention of one query per head over exactly the listed blocks, scaled by 1 / sqrt(D).
+
+    q [B, H, D]; kv: PagedKV; blocks int32 [B, G, S], logical blocks in any order. What is no block of the sequence is
+    padding: -1, an index past its length or the page table, a page that does not exist.
+    -> Partial of [B, H, D] and [B, H].
+    """
+    (batch, kv_heads, slots), (pages, _, size, _) = blocks.shape, kv.k.shape
+    table = kv.page_table.shape[1]
+    if not (slots and table and pages):
+        return Partial(torch.zeros_like(q, dtype=_wide(q)), torch.full_like(q[..., 0], -math.inf, dtype=_wide(q)))
+    at = blocks.clamp(0, table - 1).long()
+    page = kv.page_table.long().unsqueeze(1).expand(-1, kv_heads, -1).gather(2, at)
+    there = (blocks >= 0) & (blocks < table) & (page >= 0) & (page < pages)
+    token = at.unsqueeze(-1) * size + torch.arange(size, device=q.device)
+    valid = (there.unsqueeze(-1) & (token < kv.length[:, None, None, None])).reshape(batch, kv_heads, -1)
+    where = page.clamp(0, pages - 1), torch.arange(kv_heads, device=q.device)[:, None]
+    k, v = (x[where].to(_wide(q)).flatten(2, 3).masked_fill(~valid.unsqueeze(-1), 0) for x in (kv.k, kv.v))
+    logits = _by_kv_head(q, kv_heads) @ k.mT / math.sqrt(q.shape[-1])
+    logits = logits.masked_fill(~valid.unsqueeze(2), -math.inf)
+    lse = logits.logsumexp(-1)
+    weights = torch.where(valid.unsqueeze(2), (logits - lse.unsqueeze(-1)).exp(), 0.0)
+    return Partial((weights @ v).reshape(q.shape), lse.reshape(q.shape[:2]))
+
+
+def attend_groups(q, kv, blocks, group):
+    """`attend` over every `group` slots of the lists in turn, the last one over what is left.
+
+    -> Partial of [P, B, H, D] and [P, B, H] with P = ceil(S / group).
+    """
+    parts = [attend(q, kv, some) for some in blocks.split(group, dim=2)]  # one, of nothing, from no slots
+    return Partial(*(torch.stack(x)[:-(-blocks.shape[2] // group)] for x in zip(*parts, strict=True)))
+
+
+def repair(state, q, kv, missed):
+    """`state`, attention over some blocks, continued over the `missed` ones, which are none of them.
+
+    -> Partial of attention over the union. Source: PRR (arXiv 2606.30389), section 3, "repair".
+    """
+    fresh = attend(q, kv, missed)
+    return merge(Partial(*(torch.stack(both) for both in zip(state, fresh, strict=True))))
+
+
+def merge(parts, keep=None):
+    """Attention over all that the parts attend to, each token in one of them at most.
+
+    parts: Partial of [P, B, H, D] and [P, B, H]; keep bool [P, B, G]: what counts (None = all), by KV head.
+    -> Partial: lse = log sum exp(lse_p), out = sum exp(lse_p - lse) out_p. A part that does not count, or that attends
+    to nothing, may hold anything as its out.
+    """
+    out, lse = parts
+    if keep is not None:
+        lse = lse.masked_fill(~keep.repeat_interleave(lse.shape[2] // keep.shape[2], dim=2), -math.inf)
+    total = lse.logsumexp(0)
+    absent = lse == -math.inf
+    weights = torch.where(absent, 0.0, (lse - total).exp())
+    return Partial((weights.unsqueeze(-1) * out.masked_fill(absent.unsqueeze(-1), 0)).sum(0), total)
+
+
+def dense(q, kv):
+    """`attend` over every block of each sequence."""
+    every = torch.arange(kv.page_table.shape[1], dtype=torch.int32, device=q.device)
+    return attend(q, kv, every.expand(q.shape[0], kv.k.shape[1], -1))
 
 
 def _wide(q):
