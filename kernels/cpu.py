@@ -16,7 +16,7 @@ _FREE = {"reassoc", "contract", "nsz"}
 _AHEAD_BYTES = 2560  # how far to prefetch; from 2 to 3 KiB was best for float32 and for half precision
 
 
-def _compiled(*, fast=False):
+def compiled(*, fast=False):
     """njit without the GIL, cached on disk where there is a place for it."""
 
     def decorate(function):
@@ -99,7 +99,7 @@ def _wide_by_type(x):
     return lambda x: x
 
 
-@_compiled(fast=True)
+@compiled(fast=True)
 def total(values):
     """The sum of a flat array's numbers in float32: what reading them once costs."""
     s = np.float32(0)
@@ -108,7 +108,7 @@ def total(values):
     return s
 
 
-@_compiled(fast=True)
+@compiled(fast=True)
 def _bounds_of_four(q, h, low, high, n, m):
     """Bounds of pages n and m for the heads h to h + 3; q [heads, D], low and high [N, D]."""
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0)
@@ -130,7 +130,7 @@ def _bounds_of_four(q, h, low, high, n, m):
     return a0, a1, a2, a3, b0, b1, b2, b3
 
 
-@_compiled(fast=True)
+@compiled(fast=True)
 def _bounds_of_one(q, h, low, high, n, m):
     """Bounds of pages n and m for head h."""
     a = b = np.float32(0)
@@ -143,7 +143,7 @@ def _bounds_of_one(q, h, low, high, n, m):
     return a, b
 
 
-@_compiled()
+@compiled()
 def _joined(score, other, add):
     """Two heads' scores as one: their sum or the larger, NaN when one is."""
     if add:
@@ -151,7 +151,7 @@ def _joined(score, other, add):
     return other if other > score or other != other else score
 
 
-@_compiled()
+@compiled()
 def quest_scores(q, group, low, high, pages, add, out):
     """Quest's page bounds, `reference.quest_scores`, of the "max" or (add) the "sum" over a group.
 
@@ -198,7 +198,7 @@ def quest_scores(q, group, low, high, pages, add, out):
                 out[b, g, m] = -np.inf if t != t else t
 
 
-@_compiled(fast=True)
+@compiled(fast=True)
 def _logits_of_four(q, h, keys, n):
     """Dot products of key n with the heads h to h + 3."""
     a0 = a1 = a2 = a3 = np.float32(0)
@@ -211,7 +211,7 @@ def _logits_of_four(q, h, keys, n):
     return a0, a1, a2, a3
 
 
-@_compiled(fast=True)
+@compiled(fast=True)
 def _exponentials(logits, largest):
     """exp(logits - largest) in place, and their sum. All are finite or -inf and none exceeds `largest`.
 
@@ -237,7 +237,7 @@ def _exponentials(logits, largest):
     return s
 
 
-@_compiled()
+@compiled()
 def infllm_scores(q, group, keys, counts, per_block, before, out):
     """InfLLM-v2's block scores, `reference.infllm_scores`.
 
@@ -279,7 +279,7 @@ def infllm_scores(q, group, keys, counts, per_block, before, out):
                 out[b, g, n] = best
 
 
-@_compiled()
+@compiled()
 def ema_step(level, trend, scores, alpha, beta, gamma, out_level, out_trend, prediction):
     """PRR's level, trend and prediction, `reference.ema_step`; flat float32 arrays, the last three are written.
 
@@ -298,7 +298,7 @@ def ema_step(level, trend, scores, alpha, beta, gamma, out_level, out_trend, pre
 _MISSING = -2139095041  # the key of -inf, as a plain int: sums of keys do not fit 32 bits
 
 
-@_compiled()
+@compiled()
 def _ordered(scores, forced, keys):
     """int32 keys that order as the scores do, equal ones alike; -inf, NaN and the forced blocks get the lowest.
 
@@ -316,7 +316,7 @@ def _ordered(scores, forced, keys):
     return count, np.int64(top)
 
 
-@_compiled()
+@compiled()
 def _at_least(keys, bound):
     """How many keys are at least `bound`."""
     count = np.int32(0)
@@ -325,7 +325,7 @@ def _at_least(keys, bound):
     return count
 
 
-@_compiled()
+@compiled()
 def topk(scores, count, forced, out):
     """The blocks with the highest scores, `reference.topk`.
 

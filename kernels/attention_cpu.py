@@ -1,0 +1,369 @@
+"""Attention on a CPU: each listed block read once where it lies, all query heads of its KV head together, one core.
+
+Vectors of sixteen floats are written out, since Numba turns a dot product's many accumulators into none by itself.
+They are one register with AVX-512 and LLVM splits them elsewhere. The next rows are asked for between the
+multiplications, not in bursts: that is what lets them arrive meanwhile. As in `cpu`, half-precision numbers come as
+their bits, uint16 for bfloat16 and int16 for float16. What each operator means stands in `reference`.
+"""
+
+import functools
+
+import numpy as np
+from artifact.kernels.cpu import compiled
+from numba import types
+from numba.core.cgutils import ir
+from numba.extending import intrinsic, models, register_model
+
+LANES = 16
+_CHUNK = 256  # tokens summed up before they go to the sum of all: many small numbers first, so that rounding stays low
+_LOG2_E = 1.4426950408889634
+
+
+class _Lanes(types.Type):
+    """Sixteen float32 side by side."""
+
+    def __init__(self):
+        super().__init__(name="sixteen_floats")
+
+
+@register_model(_Lanes)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, ir.VectorType(ir.FloatType(), LANES))
+
+
+_lanes, _float = _Lanes(), types.float32
+_FLOATS, _WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
+_STORED = {types.float32: _FLOATS, types.int16: ir.VectorType(ir.HalfType(), LANES),
+           types.uint16: ir.VectorType(ir.IntType(16), LANES)}
+
+
+def _instruction(result, *arguments):
+    """A function of Numba code from one that builds it of LLVM values; None stands for any flat array."""
+
+    def decorate(build):
+        @intrinsic
+        @functools.wraps(build)  # its arguments' names
+        def made(context, *given):
+            def generate(context, builder, signature, values):
+                values = [context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array)
+                          else value for kind, value in zip(signature.args, values, strict=True)]
+                built = build(builder, *values)
+                return context.get_dummy_value() if result is types.void else built
+
+            return result(*(g if kind is None else kind for g, kind in zip(given, arguments, strict=True))), generate
+
+        return made
+
+    return decorate
+
+
+def _constant(number):
+    return ir.Constant(_FLOATS, [number] * LANES)
+
+
+def _intrinsic(builder, name, result, *values, **options):
+    """A call of one of LLVM's own functions."""
+    kind = ir.FunctionType(result, [value.type for value in values])
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    return builder.call(function, values, **options)
+
+
+@intrinsic
+def _load(context, flat, i):
+    """flat[i : i + 16], widened."""
+
+    def generate(context, builder, signature, values):
+        address = builder.gep(context.make_array(flat)(context, builder, values[0]).data, [values[1]])
+        x = builder.load(builder.bitcast(address, _STORED[flat.dtype].as_pointer()), align=flat.dtype.bitwidth // 8)
+        if flat.dtype == types.uint16:  # bfloat16: the upper half of a float32
+            return builder.bitcast(builder.shl(builder.zext(x, _WORDS), ir.Constant(_WORDS, [16] * LANES)), _FLOATS)
+        return builder.fpext(x, _FLOATS) if flat.dtype == types.int16 else x
+
+    return _lanes(flat, types.intp), generate
+
+
+@_instruction(types.void, None, types.intp, _lanes)
+def _store(builder, data, i, x):
+    """flat[i : i + 16] = x"""
+    builder.store(x, builder.bitcast(builder.gep(data, [i]), _FLOATS.as_pointer()), align=4)
+
+
+@_instruction(types.void, None, types.intp, types.intp, _lanes)
+def _store_rows(builder, data, i, stride, x):
+    """Four lanes each to flat[i :], flat[i + stride :], flat[i + 2 * stride :] and flat[i + 3 * stride :]."""
+    for j in range(0, LANES, 4):
+        lanes = ir.Constant(ir.VectorType(ir.IntType(32), 4), list(range(j, j + 4)))
+        row = builder.shuffle_vector(x, x, lanes)
+        builder.store(row, builder.bitcast(builder.gep(data, [i]), row.type.as_pointer()), align=4)
+        i = builder.add(i, stride)
+
+
+@_instruction(types.void, None, types.intp)
+def _prefetch(builder, data, i):
+    """Asks for the cache line of flat[i] in the second level; no harm past the array's end."""
+    word = ir.IntType(32)
+    _intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), builder.gep(data, [i]), word(0), word(2), word(1))
+
+
+@_instruction(_lanes, _float)
+def _splat(builder, x):
+    """x in every lane."""
+    one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), x, ir.IntType(32)(0))
+    return builder.shuffle_vector(one, one, ir.Constant(_WORDS, [0] * LANES))
+
+
+@_instruction(_lanes, _lanes, _lanes, _lanes)
+def _fma(builder, a, b, c):
+    """a * b + c"""
+    return _intrinsic(builder, "llvm.fmuladd.v16f32", _FLOATS, a, b, c)
+
+
+@_instruction(_lanes, _lanes, _lanes)
+def _add(builder, a, b):
+    return builder.fadd(a, b)
+
+
+@_instruction(_lanes, _lanes, _lanes)
+def _max(builder, a, b):
+    """The larger of each; a where b is NaN."""
+    return builder.select(builder.fcmp_ordered(">", b, a), b, a)
+
+
+@_instruction(_lanes, _lanes, _lanes)
+def _exp2_of_difference(builder, x, y):
+    """2**(x - y) where x <= y, within 2e-7 of it, 0 below 2**-126 and NaN where either is.
+
+    2**x = 2**n * 2**r with n whole and |r| <= 1/2, the latter as a polynomial.
+    """
+    x = builder.fsub(x, y)
+    tiny = builder.fcmp_ordered("<", x, _constant(-126.0))
+    x = builder.select(tiny, _constant(-126.0), x)
+    rounding = _constant(12582912.0)  # 1.5 * 2**23: the sum's last bit is worth one
+    n = builder.fadd(x, rounding)
+    r = builder.fsub(x, builder.fsub(n, rounding))
+    z = _constant(np.float32(1.5403530e-4).item())
+    for c in (1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0):
+        z = _intrinsic(builder, "llvm.fmuladd.v16f32", _FLOATS, z, r, _constant(np.float32(c).item()))
+    power = builder.shl(builder.bitcast(n, _WORDS), ir.Constant(_WORDS, [23] * LANES))
+    power = builder.add(power, ir.Constant(_WORDS, [127 << 23] * LANES))
+    return builder.select(tiny, _constant(0.0), builder.fmul(z, builder.bitcast(power, _FLOATS)))
+
+
+@_instruction(_float, _lanes)
+def _largest(builder, x):
+    return _intrinsic(builder, "llvm.vector.reduce.fmax.v16f32", ir.FloatType(), x)
+
+
+@_instruction(_float, _lanes)
+def _total(builder, x):
+    zero = ir.FloatType()(0.0)
+    return _intrinsic(builder, "llvm.vector.reduce.fadd.v16f32", ir.FloatType(), zero, x, fastmath=("reassoc",))
+
+
+def _halves(width):
+    """Adds the halves of each group of `width` lanes: of a's groups, then of b's."""
+    low = [i + j for i in range(0, 2 * LANES, width) for j in range(width // 2)]
+    low, high = (ir.Constant(_WORDS, lanes) for lanes in (low, [i + width // 2 for i in low]))
+
+    @_instruction(_lanes, _lanes, _lanes)
+    def add(builder, a, b):
+        return builder.fadd(builder.shuffle_vector(a, b, low), builder.shuffle_vector(a, b, high))
+
+    return add
+
+
+_halves_16, _halves_8, _halves_4, _halves_2 = _halves(16), _halves(8), _halves(4), _halves(2)
+
+
+@compiled()
+def _logits(q, a, dim, k, i0, i1, i2, i3, out, o, width, ahead, j, step):
+    """out[o + h * width + t] = the dot product of four queries, from q[a], and the keys at i0 to i3.
+
+    Meanwhile asks for the four rows at ahead[j], `step` apart.
+    """
+    s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = _splat(np.float32(0))
+    s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = _splat(np.float32(0))
+    packed = 4 // ahead.itemsize
+    for d in range(0, dim, LANES):
+        _prefetch(ahead, j + packed * d)
+        _prefetch(ahead, j + 2 * step + packed * d)
+        if packed == 1:
+            _prefetch(ahead, j + step + d)
+            _prefetch(ahead, j + 3 * step + d)
+        x0, x1, x2, x3 = _load(k, i0 + d), _load(k, i1 + d), _load(k, i2 + d), _load(k, i3 + d)
+        y = _load(q, a + d)
+        s00, s01, s02, s03 = _fma(y, x0, s00), _fma(y, x1, s01), _fma(y, x2, s02), _fma(y, x3, s03)
+        y = _load(q, a + dim + d)
+        s10, s11, s12, s13 = _fma(y, x0, s10), _fma(y, x1, s11), _fma(y, x2, s12), _fma(y, x3, s13)
+        y = _load(q, a + 2 * dim + d)
+        s20, s21, s22, s23 = _fma(y, x0, s20), _fma(y, x1, s21), _fma(y, x2, s22), _fma(y, x3, s23)
+        y = _load(q, a + 3 * dim + d)
+        s30, s31, s32, s33 = _fma(y, x0, s30), _fma(y, x1, s31), _fma(y, x2, s32), _fma(y, x3, s33)
+    s00 = _halves_8(_halves_16(s00, s01), _halves_16(s02, s03))
+    s10 = _halves_8(_halves_16(s10, s11), _halves_16(s12, s13))
+    s20 = _halves_8(_halves_16(s20, s21), _halves_16(s22, s23))
+    s30 = _halves_8(_halves_16(s30, s31), _halves_16(s32, s33))
+    _store_rows(out, o, width, _halves_2(_halves_4(s00, s10), _halves_4(s20, s30)))
+
+
+@compiled()
+def _exponentials(p, o, count, largest):
+    """p[o : o + count], logits to base two, becomes 2**(p - m) with m the largest of them and `largest`.
+
+    The rest up to a multiple of sixteen becomes 0. -> m, the sum.
+    """
+    for i in range(count, -(-count // LANES) * LANES):
+        p[o + i] = -np.inf
+    most = _splat(largest)
+    for i in range(0, count, LANES):
+        most = _max(most, _load(p, o + i))
+    largest = _largest(most)
+    most, s = _splat(largest), _splat(np.float32(0))
+    for i in range(0, count, LANES):
+        x = _exp2_of_difference(_load(p, o + i), most)
+        _store(p, o + i, x)
+        s = _add(s, x)
+    return largest, _total(s)
+
+
+@compiled()
+def _weigh(p, o, width, v, i0, i1, i2, i3, acc, a, dim, ahead, j, step):
+    """acc of four heads, from acc[a], += the values at i0 to i3, weighted by p[o + h * width + t].
+
+    Meanwhile asks for the four rows at ahead[j], `step` apart.
+    """
+    p00, p01, p02, p03 = _splat(p[o]), _splat(p[o + 1]), _splat(p[o + 2]), _splat(p[o + 3])
+    o += width
+    p10, p11, p12, p13 = _splat(p[o]), _splat(p[o + 1]), _splat(p[o + 2]), _splat(p[o + 3])
+    o += width
+    p20, p21, p22, p23 = _splat(p[o]), _splat(p[o + 1]), _splat(p[o + 2]), _splat(p[o + 3])
+    o += width
+    p30, p31, p32, p33 = _splat(p[o]), _splat(p[o + 1]), _splat(p[o + 2]), _splat(p[o + 3])
+    packed = 4 // ahead.itemsize
+    for d in range(0, dim, LANES):
+        _prefetch(ahead, j + packed * d)
+        _prefetch(ahead, j + 2 * step + packed * d)
+        if packed == 1:
+            _prefetch(ahead, j + step + d)
+            _prefetch(ahead, j + 3 * step + d)
+        x0, x1, x2, x3 = _load(v, i0 + d), _load(v, i1 + d), _load(v, i2 + d), _load(v, i3 + d)
+        e = a + d
+        _store(acc, e, _fma(p00, x0, _fma(p01, x1, _fma(p02, x2, _fma(p03, x3, _load(acc, e))))))
+        e += dim
+        _store(acc, e, _fma(p10, x0, _fma(p11, x1, _fma(p12, x2, _fma(p13, x3, _load(acc, e))))))
+        e += dim
+        _store(acc, e, _fma(p20, x0, _fma(p21, x1, _fma(p22, x2, _fma(p23, x3, _load(acc, e))))))
+        e += dim
+        _store(acc, e, _fma(p30, x0, _fma(p31, x1, _fma(p32, x2, _fma(p33, x3, _load(acc, e))))))
+
+
+@compiled()
+def _page(blocks, table, length, pages, size, item):
+    """Page and tokens of the block in one slot of all lists; 0 tokens when the slot holds no block of the sequence."""
+    batch, slots = item // (blocks.shape[1] * blocks.shape[2]), blocks.shape[2]
+    block = blocks[batch, item // slots % blocks.shape[1], item % slots]
+    if block < 0 or block >= table.shape[1]:
+        return 0, 0
+    page, count = table[batch, block], min(size, length[batch] - block * size)
+    return (page, count) if 0 <= page < pages and count > 0 else (0, 0)
+
+
+@compiled()
+def attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, per, continued, out, lse):
+    """Attention over the listed blocks, `reference.attend`, `attend_groups` and `repair`.
+
+    q float32 [B, G, H/G rounded up to a multiple of 4, D], scaled by log2(e) / sqrt(D); k, v flat, float32 or bits,
+    with strides (page, KV head, token) and D a multiple of 16; size: tokens of a page; table int32 [B, N]; length int32
+    [B]; blocks int32 [B, G, S]; per: slots of a part. out float32 [P, B, G, H/G, D], lse float32 [P, B, G, H/G] with
+    P = ceil(S / per), written; continued: they hold the state from which to go on.
+    """
+    rows, dim = q.shape[2], q.shape[3]
+    batches, kv_heads, slots = blocks.shape
+    width = -(-size // LANES) * LANES
+    queries, p = q.reshape(-1), np.empty(rows * width, np.float32)
+    acc, recent = np.empty(rows * dim, np.float32), np.empty(rows * dim, np.float32)
+    most, mass = np.empty(rows, np.float32), np.empty(rows, np.float64)
+    (k_page, k_head, k_row), (v_page, v_head, v_row) = k_strides, v_strides
+    for list_ in range(batches * kv_heads):
+        b, g = list_ // kv_heads, list_ % kv_heads
+        for part in range(out.shape[0]):
+            acc[:], recent[:], unsummed = 0, 0, 0
+            most[:], mass[:] = -np.inf, 0
+            if continued:
+                for h in range(out.shape[3]):
+                    state = lse[part, b, g, h]
+                    if state > -np.inf or state != state:
+                        most[h] = state * _LOG2_E
+                        mass[h] = 2.0 ** (state * _LOG2_E - most[h])
+                        for d in range(dim):
+                            acc[h * dim + d] = out[part, b, g, h, d] * np.float32(mass[h])
+            for item in range(list_ * slots + part * per, list_ * slots + min(slots, (part + 1) * per)):
+                page, count = _page(blocks, table, length, pages, size, item)
+                if count == 0:
+                    continue
+                keys, values = page * k_page + g * k_head, page * v_page + g * v_head
+                after, following, there = item + 1, 0, 0
+                while after < batches * kv_heads * slots and there == 0:
+                    following, there = _page(blocks, table, length, pages, size, after)
+                    after += 1
+                following = following * k_page + (after - 1) // slots % kv_heads * k_head
+                last_key, last_value = keys + (count - 1) * k_row, values + (count - 1) * v_row
+                for h in range(0, rows, 4):
+                    for t in range(0, count, 4):
+                        i = keys + t * k_row
+                        _logits(queries, (list_ * rows + h) * dim, dim, k, i, min(i + k_row, last_key),
+                                min(i + 2 * k_row, last_key), min(i + 3 * k_row, last_key), p, h * width + t, width,
+                                v, values + t * v_row, v_row)
+                    for r in range(h, h + 4):
+                        old = most[r]
+                        most[r], fresh = _exponentials(p, r * width, count, old)
+                        if most[r] > old:
+                            shrink = np.float32(2.0 ** np.float64(old - most[r]))
+                            mass[r] *= shrink
+                            for d in range(r * dim, (r + 1) * dim):
+                                acc[d] *= shrink
+                                recent[d] *= shrink
+                        mass[r] += fresh
+                    for t in range(0, count, 4):
+                        i = values + t * v_row
+                        _weigh(p, h * width + t, width, v, i, min(i + v_row, last_value),
+                               min(i + 2 * v_row, last_value), min(i + 3 * v_row, last_value), recent, h * dim, dim,
+                               k, following + t * k_row, k_row)
+                unsummed += count
+                if unsummed >= _CHUNK:
+                    acc += recent
+                    recent[:], unsummed = 0, 0
+            for h in range(out.shape[3]):
+                weight = np.float32(1 / mass[h] if mass[h] != 0 else 0)
+                for d in range(dim):
+                    out[part, b, g, h, d] = (acc[h * dim + d] + recent[h * dim + d]) * weight
+                lse[part, b, g, h] = (most[h] + np.log2(mass[h])) / _LOG2_E if mass[h] != 0 else -np.inf
+
+
+@compiled()
+def merge(out, lse, keep, merged, merged_lse):
+    """`reference.merge`: out float32 [P, B, H, D], lse float32 [P, B, H], keep bool [P, B, G].
+
+    The last two are written.
+    """
+    group = lse.shape[2] // keep.shape[2]
+    weights, total = np.empty(lse.shape[0], np.float64), np.empty(out.shape[3], np.float32)
+    for b in range(lse.shape[1]):
+        for h in range(lse.shape[2]):
+            most, mass = -np.inf, 0.0
+            for p in range(lse.shape[0]):
+                counts = keep[p, b, h // group]
+                weights[p] = lse[p, b, h] if counts else -np.inf
+                most = weights[p] if weights[p] > most or weights[p] != weights[p] else most
+            for p in range(lse.shape[0]):
+                weights[p] = np.exp(weights[p] - most) if weights[p] > -np.inf or most != most else 0.0
+                mass += weights[p]
+            total[:] = 0
+            for p in range(lse.shape[0]):
+                if weights[p] != 0:
+                    weight = np.float32(weights[p] / mass)
+                    for d in range(total.size):
+                        total[d] += weight * out[p, b, h, d]
+            merged[b, h] = total
+            merged_lse[b, h] = most + np.log(mass) if mass != 0 else -np.inf
