@@ -1,18 +1,83 @@
 """The one doorway to the kernels: checks what it is given, picks the implementation asked for, calls it.
 
-`impl` is "reference" (torch, any device) or "cpu" (Numba); what is asked for is what runs, and an implementation that
-cannot run is a ValueError that says why. Importing this module imports neither torch nor Numba.
+`impl` is "reference" (torch, any device), "cpu" (Numba) or, for attention, "triton"; what is asked for is what runs,
+and an implementation that cannot run is a ValueError that says why. Importing this module imports neither torch nor
+Numba.
 
-Shapes: B sequences, H query heads, G KV heads, D channels, N blocks; query head h uses KV head h // (H/G). A score of
--inf means that the block cannot be selected, NaN is given as -inf, +inf comes first.
+Shapes: B sequences, H query heads, G KV heads, D channels, N blocks, S slots of a list; query head h uses KV head
+h // (H/G). A list of blocks is int32 [B, G, S], a sequence's blocks in any order, each once, -1 for a slot without one.
+A score of -inf means that the block cannot be selected, NaN is given as -inf, +inf comes first.
+
+Attention works on float32, bfloat16 or float16 caches and queries, gives float32 (from a float64 q of "reference"
+float64), and is registered with torch as `artifact::attend` and so on. For tensors on the CPU the contents are checked
+too: lengths, lists and pages in range, no block twice. For others `validate` does so on request, since it waits for the
+device; the kernels take what is out of range for a slot without a block, and never read there.
 """
 
 import math
 
 import numpy as np
 
+from artifact import checks
+from artifact.checks import shown
+from artifact.kernels.paged import PagedKV, Partial
+
 IMPLS = ("reference", "cpu")
 GROUPS = ("mean", "max", "sum")
+
+
+def attend(q, kv: PagedKV, blocks, *, impl="cpu") -> Partial:
+    """Attention of one query per head over exactly the listed blocks, logits scaled by 1 / sqrt(D).
+
+    q [B, H, D]; blocks int32 [B, G, S]. The last block counts up to the sequence's length.
+    """
+    from artifact import attention
+
+    return Partial(*attention.attend(q, *kv, blocks, impl))
+
+
+def attend_groups(q, kv: PagedKV, blocks, group, *, impl="cpu") -> Partial:
+    """`attend` over every `group` slots of the lists: a Partial with a leading axis of ceil(S / group)."""
+    from artifact import attention
+
+    if int(group) != group or group < 1:
+        raise ValueError(f"group is {group}; allowed: a whole number of at least 1")
+    return Partial(*attention.attend_groups(q, *kv, blocks, int(group), impl))
+
+
+def repair(state: Partial, q, kv: PagedKV, missed, *, impl="cpu") -> Partial:
+    """`state`, attention over some blocks, continued over the `missed` ones, int32 [B, G, S]: attention over both.
+
+    None of the missed blocks may be among those of the state, which nothing here can check.
+    """
+    from artifact import attention
+
+    return Partial(*attention.repair(*state, q, *kv, missed, impl))
+
+
+def merge(parts: Partial, keep=None, *, impl="cpu") -> Partial:
+    """Parts of attention, [P, B, H, D] and [P, B, H], as one; no token may be in two of them.
+
+    keep bool [P, B, G]: which parts count, by KV head (None = all). Others may hold anything, NaN too.
+    """
+    from artifact import attention
+
+    return Partial(*attention.merge(*parts, keep, impl))
+
+
+def dense(q, kv: PagedKV, *, impl="cpu") -> Partial:
+    """Attention over every token of each sequence."""
+    from artifact import attention
+
+    return Partial(*attention.dense(q, *kv, impl))
+
+
+def validate(kv: PagedKV, blocks=None):
+    """ValueError unless lengths fit the page table, lists name blocks of their sequence once, and these have a page.
+
+    blocks int32 [B, G, S]; None = every block of each sequence. Waits for the device that the tensors are on.
+    """
+    checks.contents(kv, blocks=blocks)
 
 
 def quest_scores(q, low, high, pages=None, *, group="max", impl="cpu"):
@@ -26,7 +91,7 @@ def quest_scores(q, low, high, pages=None, *, group="max", impl="cpu"):
     """
     _queries(q, low, "low")
     if high.shape != low.shape or high.dtype != low.dtype:
-        raise ValueError(f"high is {_shown(high)}; allowed: shape and dtype of low, {_shown(low)}")
+        raise ValueError(f"high is {shown(high)}; allowed: shape and dtype of low, {shown(low)}")
     if group not in GROUPS:
         raise ValueError(f"group is {group!r}; allowed: {', '.join(GROUPS)}")
     pages = _counts("pages", pages, q, low.shape[2])
@@ -83,8 +148,8 @@ def ema_step(level, trend, scores, theta, *, impl="cpu"):
     given = {"level": level, "trend": trend, "scores": scores}
     for name, array in given.items():
         if array.shape != scores.shape or "float32" not in str(array.dtype) or type(array) is not type(scores):
-            raise ValueError(f"{name} is {_shown(array)}; allowed: float32 of the same shape and kind as scores, "
-                             f"{_shown(scores)}")
+            raise ValueError(f"{name} is {shown(array)}; allowed: float32 of the same shape and kind as scores, "
+                             f"{shown(scores)}")
     plain = isinstance(scores, np.ndarray)
     if _reference("ema_step", impl, *(() if plain else given.values())):
         from artifact.kernels import reference
@@ -113,12 +178,12 @@ def topk(scores, count, forced=None, *, impl="cpu"):
         raise ValueError(f"count is {count}; allowed: a whole number of at least 0")
     plain = isinstance(scores, np.ndarray)
     if "float32" not in str(scores.dtype) or not scores.ndim:
-        raise ValueError(f"scores are {_shown(scores)}; allowed: float32 [..., N]")
+        raise ValueError(f"scores are {shown(scores)}; allowed: float32 [..., N]")
     lead, blocks = tuple(scores.shape[:-1]), scores.shape[-1]
     flat = (math.prod(lead), blocks)
     if forced is not None and not ("bool" in str(forced.dtype) and type(forced) is type(scores)
                                    and _spreads(tuple(forced.shape), tuple(scores.shape))):
-        raise ValueError(f"forced is {_shown(forced)}; allowed: bool of the kind of scores, {_shown(scores)}, with "
+        raise ValueError(f"forced is {shown(forced)}; allowed: bool of the kind of scores, {shown(scores)}, with "
                          "leading axes that spread over its own")
     if _reference("topk", impl, *(() if plain else (scores,))):
         from artifact.kernels import reference
@@ -163,14 +228,14 @@ def _reference(operator, impl, *tensors):
 def _queries(q, blocks, name):
     """ValueError unless q [B, H, D] fits `blocks` [B or 1, G, N, D]."""
     if q.ndim != 3:
-        raise ValueError(f"q is {_shown(q)}; allowed: [B, H, D]")
+        raise ValueError(f"q is {shown(q)}; allowed: [B, H, D]")
     batch, heads, dim = q.shape
     if blocks.ndim != 4 or blocks.shape[0] not in (1, batch) or blocks.shape[3] != dim:
-        raise ValueError(f"{name} is {_shown(blocks)}; allowed beside q {_shown(q)}: [{batch} or 1, G, N, {dim}]")
+        raise ValueError(f"{name} is {shown(blocks)}; allowed beside q {shown(q)}: [{batch} or 1, G, N, {dim}]")
     if not blocks.shape[1] or heads % blocks.shape[1]:
         raise ValueError(f"{heads} query heads over {blocks.shape[1]} KV heads; allowed: a multiple of them")
     if not (q.dtype.is_floating_point and blocks.dtype.is_floating_point):
-        raise ValueError(f"q is {_shown(q)} and {name} {_shown(blocks)}; allowed: floating-point numbers")
+        raise ValueError(f"q is {shown(q)} and {name} {shown(blocks)}; allowed: floating-point numbers")
 
 
 def _counts(name, given, q, default):
@@ -181,7 +246,7 @@ def _counts(name, given, q, default):
         return torch.full((q.shape[0],), default, dtype=torch.int64, device=q.device)
     given = torch.as_tensor(given, device=q.device)
     if given.shape != (q.shape[0],) or given.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{name} is {_shown(given)}; allowed: int32 or int64 [{q.shape[0]}]")
+        raise ValueError(f"{name} is {shown(given)}; allowed: int32 or int64 [{q.shape[0]}]")
     if given.device.type == "cpu" and (given < 0).any():
         raise ValueError(f"{name} holds {int(given.min())}; allowed: at least 0")
     return given.to(torch.int64)
@@ -218,7 +283,3 @@ def _tensor(array):
     import torch
 
     return torch.from_numpy(array)
-
-
-def _shown(array):
-    return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"

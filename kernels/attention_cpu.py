@@ -9,7 +9,9 @@ their bits, uint16 for bfloat16 and int16 for float16. What each operator means 
 import functools
 
 import numpy as np
+import torch
 from artifact.kernels.cpu import compiled
+from artifact.kernels.paged import Partial
 from numba import types
 from numba.core.cgutils import ir
 from numba.extending import intrinsic, models, register_model
@@ -270,7 +272,7 @@ def _page(blocks, table, length, pages, size, item):
 
 
 @compiled()
-def attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, per, continued, out, lse):
+def _attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, per, continued, out, lse):
     """Attention over the listed blocks, `reference.attend`, `attend_groups` and `repair`.
 
     q float32 [B, G, H/G rounded up to a multiple of 4, D], scaled by log2(e) / sqrt(D); k, v flat, float32 or bits,
@@ -342,7 +344,7 @@ def attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, pe
 
 
 @compiled()
-def merge(out, lse, keep, merged, merged_lse):
+def _merge(out, lse, keep, merged, merged_lse):
     """`reference.merge`: out float32 [P, B, H, D], lse float32 [P, B, H], keep bool [P, B, G].
 
     The last two are written.
@@ -367,3 +369,57 @@ def merge(out, lse, keep, merged, merged_lse):
                         total[d] += weight * out[p, b, h, d]
             merged[b, h] = total
             merged_lse[b, h] = most + np.log(mass) if mass != 0 else -np.inf
+
+
+def attend(q, kv, blocks):
+    """`reference.attend`, of float32 or half precision, D a multiple of 16, k and v with a stride of 1 over D."""
+    return Partial(*(x[0] for x in _launch(q, kv, blocks, max(1, blocks.shape[2]), 1)))
+
+
+def attend_groups(q, kv, blocks, group):
+    """`reference.attend_groups`."""
+    return _launch(q, kv, blocks, group, -(-blocks.shape[2] // group))
+
+
+def repair(state, q, kv, missed):
+    """`reference.repair`: goes on from `state`, which stays as it is."""
+    return Partial(*(x[0] for x in _launch(q, kv, missed, max(1, missed.shape[2]), 1, state)))
+
+
+def dense(q, kv):
+    """`reference.dense`."""
+    every = torch.arange(kv.page_table.shape[1], dtype=torch.int32)
+    return attend(q, kv, every.expand(q.shape[0], kv.k.shape[1], -1))
+
+
+def merge(parts, keep=None):
+    """`reference.merge`."""
+    out, lse = (x.detach().contiguous() for x in parts)
+    keep = torch.ones(*lse.shape[:2], 1, dtype=torch.bool) if keep is None else keep.contiguous()
+    merged, total = torch.empty(out.shape[1:]), torch.empty(lse.shape[1:])
+    _merge(out.numpy(), lse.numpy(), keep.numpy(), merged.numpy(), total.numpy())
+    return Partial(merged, total)
+
+
+def _launch(q, kv, blocks, per, parts, state=None):
+    """Partial of [parts, B, H, D] and [parts, B, H]."""
+    (batch, heads, dim), (pages, kv_heads, size, _) = q.shape, kv.k.shape
+    group = heads // kv_heads
+    queries = np.zeros((batch, kv_heads, -(-group // 4) * 4, dim), np.float32)
+    queries[:, :, :group] = (q.detach().float() * (_LOG2_E / dim ** 0.5)).numpy().reshape(batch, kv_heads, group, dim)
+    out, lse = torch.empty(parts, batch, heads, dim), torch.empty(parts, batch, heads)
+    if state is not None:
+        out[0], lse[0] = state.out, state.lse
+    _attend(queries, _flat(kv.k), _flat(kv.v), kv.k.stride()[:3], kv.v.stride()[:3], size, pages,
+            kv.page_table.contiguous().numpy(), kv.length.contiguous().numpy(), blocks.contiguous().numpy(), per,
+            state is not None, out.numpy().reshape(parts, batch, kv_heads, group, dim),
+            lse.numpy().reshape(parts, batch, kv_heads, group))
+    return Partial(out, lse)
+
+
+def _flat(x):
+    """All that x reaches in memory, from its first number on, as one NumPy axis of float32 or bits."""
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    flat = x.detach().as_strided((extent,), (1,))
+    kind = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(x.dtype)
+    return (flat if kind is None else flat.view(kind)).numpy()
