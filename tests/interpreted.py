@@ -1,0 +1,293 @@
+"""Parity of the Triton kernels with the references, in Triton's interpreter: `test_triton.py` runs this file.
+
+What no kernel may read (unlisted pages, tails past a length, fresh results, dropped parts) holds NaN. The interpreter
+takes some milliseconds for a block, so shapes are few and hurt. It multiplies bfloat16 wrongly in `tl.dot`; for it the
+kernels widen first, which the compiled ones need not.
+"""
+
+import importlib.util
+import math
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from artifact.kernels import decode, merge, reference, repair
+from artifact.kernels.paged import PagedKV, Partial
+
+NAN = float("nan")
+HALF, FULL = torch.float16, torch.float32
+
+
+@contextmanager
+def launched():
+    """A list of the kernels that were launched meanwhile."""
+    names, run = [], interpreter.GridExecutor.__call__
+
+    def counting(self, *arguments, **options):
+        names.append(self.fn.__name__)
+        return run(self, *arguments, **options)
+
+    interpreter.GridExecutor.__call__ = counting
+    try:
+        yield names
+    finally:
+        interpreter.GridExecutor.__call__ = run
+
+
+@pytest.fixture(autouse=True)
+def fresh_results_hold_nan(monkeypatch):
+    """What a kernel forgets to write is seen."""
+    for name in ("empty", "empty_like"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, make=make, **o: _poisoned(make(*a, **o)))
+
+
+def _poisoned(tensor):
+    return tensor.fill_(NAN) if tensor.is_floating_point() else tensor
+
+
+def cache(lengths, kv_heads, group, dim, block, dtype, seed=0, loud=1.0):
+    """-> q, PagedKV with NaN wherever nothing may be read, and page numbers out of range past the lengths."""
+    rng = torch.Generator().manual_seed(seed)
+    held = [-(-length // block) for length in lengths]
+    width = max(held) + 1
+    pages = len(lengths) * width + 2
+    k = torch.full((pages, kv_heads, block, dim), NAN)
+    v = k.clone()
+    table = torch.full((len(lengths), width), 2**30, dtype=torch.int32)
+    order = torch.randperm(pages, generator=rng).int()
+    for b, length in enumerate(lengths):
+        for n in range(held[b]):
+            page, tokens = order[b * width + n], min(block, length - n * block)
+            table[b, n] = page
+            k[page, :, :tokens] = torch.randn(kv_heads, tokens, dim, generator=rng)
+            v[page, :, :tokens] = torch.randn(kv_heads, tokens, dim, generator=rng)
+    q = loud * torch.randn(len(lengths), kv_heads * group, dim, generator=rng)
+    return q.to(dtype), PagedKV(k.to(dtype), v.to(dtype), table, torch.tensor(lengths, dtype=torch.int32))
+
+
+def some(kv, slots, seed=1):
+    """A list of up to `slots` blocks for each head, in any order, with padding anywhere and some indices too large."""
+    rng = torch.Generator().manual_seed(seed)
+    batch, kv_heads, block = kv.length.shape[0], kv.k.shape[1], kv.k.shape[2]
+    blocks = torch.full((batch, kv_heads, slots), -1, dtype=torch.int32)
+    for b in range(batch):
+        held = -(-int(kv.length[b]) // block)
+        for g in range(kv_heads):
+            count = min(slots - 1, held)
+            at = torch.randperm(slots, generator=rng)[:count]
+            blocks[b, g, at] = torch.randperm(held, generator=rng)[:count].int()
+    blocks[0, 0, (blocks[0, 0] < 0).nonzero()[0]] = 2**31 - 1
+    return blocks
+
+
+def unlisted(kv, blocks):
+    """The cache with NaN in every page that no list of its head names."""
+    k, v = torch.full_like(kv.k, NAN), torch.full_like(kv.v, NAN)
+    for b, g, s in (blocks >= 0).nonzero():
+        block = int(blocks[b, g, s])
+        if block * kv.k.shape[2] < int(kv.length[b]):
+            page = kv.page_table[b, block]
+            k[page, g], v[page, g] = kv.k[page, g], kv.v[page, g]
+    return kv._replace(k=k, v=v)
+
+
+def same(ours, oracle, out, lse):
+    """Whether two states agree: `out` relative to the largest output, `lse` relative to its size or 1."""
+    assert ours.out.dtype == ours.lse.dtype == torch.float32 and ours.out.shape == oracle.out.shape
+    empty = oracle.lse == -math.inf
+    assert torch.equal(ours.lse == -math.inf, empty) and not ours.out[empty].any()
+    assert (ours.out - oracle.out).abs().max() <= out * oracle.out.abs().max()
+    assert ((ours.lse - oracle.lse)[~empty].abs() <= lse * oracle.lse[~empty].abs().clamp(min=1)).all()
+
+
+def check_attend(module, lengths, kv_heads, group, dim, block, dtype, slots=5, parts=None):
+    """Parity of every way to attend, and how often each launches."""
+    q, kv = cache(lengths, kv_heads, group, dim, block, dtype)
+    blocks = some(kv, slots)
+    kv = unlisted(kv, blocks)
+    out = 2e-6 if dtype == FULL else 5e-3
+    with launched() as names:
+        ours = module.attend(q, kv, blocks, parts)
+    assert names.count("attend_blocks") == 1 and len(names) <= 2
+    same(ours, reference.attend(q.double(), kv, blocks), out, 1e-6)
+
+
+SHAPES = [  # lengths, KV heads, group, D, bs
+    ((1,), 1, 1, 64, 16),
+    ((63, 1, 100), 2, 3, 80, 32),
+    ((1000,), 2, 5, 96, 256),
+    ((130, 7), 1, 8, 128, 64),
+    ((48, 33), 1, 16, 192, 16),
+    ((70,), 1, 4, 256, 48),
+    ((40,), 1, 20, 32, 8),
+]
+
+
+@pytest.mark.parametrize("dtype", [FULL, HALF], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attend(shape, dtype):
+    check_attend(decode, *shape, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, (FULL, HALF)], ids=["bf16", "fp32 over fp16"])
+def test_attend_with_widened_products(dtype):
+    asked, held = dtype if isinstance(dtype, tuple) else (dtype, dtype)
+    q, kv = cache((70, 20), 1, 4, 64, 16, FULL)
+    kv = kv._replace(k=kv.k.to(held), v=kv.v.to(held))
+    same(decode.attend(q.to(asked), kv, some(kv, 4)), reference.attend(q.to(asked).double(), kv, some(kv, 4)), 2e-6,
+         1e-6)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 64])
+def test_however_the_list_is_split(parts):
+    check_attend(decode, (100, 17), 2, 3, 64, 16, FULL, slots=7, parts=parts)
+
+
+def test_lists_of_nothing():
+    q, kv = cache((40, 5), 2, 2, 64, 16, FULL)
+    nothing = reference.attend(q, kv, torch.full((2, 2, 3), -1, dtype=torch.int32))
+    for blocks in (torch.full((2, 2, 3), -1, dtype=torch.int32), torch.full((2, 2, 3), 3, dtype=torch.int32)):
+        same(decode.attend(q, kv, blocks), nothing, 0, 0)
+    with launched() as names:
+        same(decode.attend(q, kv, torch.zeros(2, 2, 0, dtype=torch.int32)), nothing, 0, 0)
+        assert decode.attend_groups(q, kv, torch.zeros(2, 2, 0, dtype=torch.int32), 4).out.shape == (0, 2, 4, 64)
+    assert names == []
+
+
+def test_a_longer_length_than_the_table_reads_no_further():
+    q, kv = cache((64, 64), 1, 4, 64, 16, FULL)
+    kv = kv._replace(page_table=kv.page_table[:, :3], length=kv.length + 1000)
+    same(decode.dense(q, kv), reference.dense(q.double(), kv), 2e-6, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [FULL, HALF], ids=["fp32", "fp16"])
+def test_dense(dtype):
+    q, kv = cache((1, 100, 63), 2, 4, 64, 32, dtype)
+    same(decode.dense(q, kv), reference.dense(q.double(), kv), 2e-6 if dtype == FULL else 5e-3, 1e-6)
+
+
+@pytest.mark.parametrize("view", ["pages apart", "tokens before heads", "lists in a wider array"])
+def test_strided_views(view):
+    q, kv = cache((60, 20), 2, 2, 64, 16, FULL)
+    blocks = some(kv, 5)
+    oracle = reference.attend(q.double(), kv, blocks)
+    if view == "pages apart":
+        kv = kv._replace(k=torch.stack([kv.k, kv.k * NAN], 1)[:, 0], v=torch.stack([kv.v * NAN, kv.v], 2)[:, :, 1])
+    elif view == "tokens before heads":
+        kv = kv._replace(k=kv.k.transpose(1, 2).contiguous().transpose(1, 2))
+    else:
+        blocks = torch.stack([blocks, blocks], -1)[..., 0]
+        kv = kv._replace(page_table=torch.stack([kv.page_table, kv.page_table], -1)[..., 1])
+        q = torch.stack([q, q], -1)[..., 0]
+    same(decode.attend(q, kv, blocks), oracle, 2e-6, 1e-6)
+
+
+@pytest.mark.parametrize("loud", [16.0, 1e4], ids=str)
+def test_large_logits(loud):
+    q, kv = cache((80,), 1, 4, 64, 16, FULL, loud=1.0)
+    blocks = some(kv, 6)
+    oracle = reference.attend(q.double(), kv, blocks)
+    q = q * (loud / oracle.lse.abs().max())
+    ours, oracle = decode.attend(q, kv, blocks), reference.attend(q.double(), kv, blocks)
+    same(ours, oracle, 2e-6 if loud == 16 else 2e-3, 1e-6)
+
+
+@pytest.mark.parametrize("group", [1, 2, 5, 9])
+def test_attend_groups(group):
+    q, kv = cache((100, 40), 2, 3, 64, 16, FULL)
+    blocks = some(kv, 5)
+    kv = unlisted(kv, blocks)
+    with launched() as names:
+        ours = decode.attend_groups(q, kv, blocks, group)
+    assert names == ["attend_blocks"]
+    same(ours, reference.attend_groups(q.double(), kv, blocks, group), 2e-6, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [FULL, HALF], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("parts", [1, 3, None])
+@pytest.mark.parametrize("known", [0, 2, 5])
+def test_repair(known, parts, dtype):
+    """Blocks known before 0 and 5 of 6: an empty state, an empty repair (some lists only), and both."""
+    q, kv = cache((90, 33), 2, 3, 64, 16, dtype)
+    blocks = some(kv, 6)
+    kv = unlisted(kv, blocks)
+    state = reference.attend(q.double(), kv, blocks[..., :known])
+    missed = blocks[..., known:]
+    oracle = reference.repair(state, q.double(), kv, missed)
+    given = Partial(state.out.float(), state.lse.float())
+    given.out[given.lse == -math.inf] = NAN
+    with launched() as names:
+        ours = repair.repair(given, q, kv, missed, parts)
+    assert names.count("attend_blocks") == 1
+    same(ours, oracle, 1e-6 if dtype == FULL else 5e-3, 1e-6)
+
+
+def test_repair_over_nothing():
+    q, kv = cache((90, 33), 2, 3, 64, 16, FULL)
+    state = reference.attend(q, kv, some(kv, 4))
+    with launched() as names:
+        assert repair.repair(state, q, kv, torch.zeros(2, 2, 0, dtype=torch.int32)) is state
+    assert names == []
+    same(repair.repair(state, q, kv, torch.full((2, 2, 4), -1, dtype=torch.int32)), state, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize(("count", "dim"), [(1, 64), (3, 80), (33, 32), (70, 192)])
+@pytest.mark.parametrize("kept", [None, 0.0, 0.5], ids=str)
+def test_merge(count, dim, kept):
+    rng = torch.Generator().manual_seed(count)
+    parts = Partial(torch.randn(count, 2, 6, dim, generator=rng), 20 * torch.randn(count, 2, 6, generator=rng))
+    parts.lse[torch.rand(count, 2, 6, generator=rng) < 0.2] = -math.inf
+    keep = None if kept is None else torch.rand(count, 2, 3, generator=rng) < kept
+    oracle = reference.merge(Partial(parts.out.double(), parts.lse.double()), keep)
+    absent = parts.lse == -math.inf if keep is None else (parts.lse == -math.inf) | ~keep.repeat_interleave(2, 2)
+    parts.out[absent] = NAN
+    with launched() as names:
+        ours = merge.merge(parts, keep)
+    assert names == ["merge_parts"]
+    same(ours, oracle, 1e-6, 1e-6)
+
+
+def test_merge_of_no_parts():
+    same(merge.merge(Partial(torch.zeros(0, 2, 4, 64), torch.zeros(0, 2, 4))),
+         Partial(torch.zeros(2, 4, 64), torch.full((2, 4), -math.inf)), 0, 0)
+
+
+def test_exact_from_predicted_blocks_one_by_one():
+    """Predicted and selected blocks kept, wasted ones dropped, missed ones added: attention over the selection."""
+    q, kv = cache((110,), 2, 4, 64, 16, FULL)
+    predicted = torch.tensor([[[0, 1, 2, 6], [5, 3, 1, 0]]], dtype=torch.int32)
+    selected = torch.tensor([[[1, 2, 4, 5], [0, 2, 3, 4]]], dtype=torch.int32)
+    keep = (predicted.unsqueeze(-1) == selected.unsqueeze(-2)).any(-1).permute(2, 0, 1).contiguous()
+    missed = torch.where((selected.unsqueeze(-1) == predicted.unsqueeze(-2)).any(-1), -1, selected)
+    kept = merge.merge(decode.attend_groups(q, kv, predicted, 1), keep)
+    same(repair.repair(kept, q, kv, missed), reference.attend(q.double(), kv, selected), 2e-6, 1e-6)
+
+
+MUTANTS = {
+    "a missing store": ("tl.store(out + place", "tl.load(out + place", ", acc / mass[:, None], mask=wanted)",
+                        ", mask=wanted)"),
+    "an extra page": ("there = tl.load(table + block, mask=inside, other=-1)",
+                      "there = tl.load(table + block, mask=inside, other=0)",
+                      "inside = (block >= 0) & (block < limit)", "inside = (block >= -1) & (block < limit)"),
+    "no tail mask": ("(token < tokens - block * BLOCK)", "(token < BLOCK)"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_planted_faults_are_seen(mutant, tmp_path):
+    source = open(decode.__file__).read()
+    edits = MUTANTS[mutant]
+    for old, new in zip(edits[::2], edits[1::2], strict=True):
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    path = tmp_path / "mutant.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("mutant", path)
+    module = sys.modules["mutant"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises(AssertionError):
+        check_attend(module, (63, 1, 100), 2, 3, 80, 32, FULL, parts=1)
