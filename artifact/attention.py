@@ -11,87 +11,93 @@ from artifact.kernels.paged import PagedKV, Partial
 IMPLS = ("reference", "cpu", "triton")
 
 
-def _operator(function):
-    return torch.library.custom_op(f"artifact::{function.__name__}", function, mutates_args=())
+_LIBRARY = torch.library.Library("artifact", "DEF")
 
 
-@_operator
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, length: torch.Tensor,
-           blocks: torch.Tensor, impl: str) -> tuple[torch.Tensor, torch.Tensor]:
-    kv = PagedKV(k, v, page_table, length)
-    module = _implementation(impl, "attend", q)
-    _fits(q, kv, impl, blocks=blocks)
-    return tuple(module.attend(q, kv, blocks))
+def _operator(fake):
+    """Registers a function with torch, `fake` giving the shapes of its results. -> what calls it."""
+
+    def decorate(function):
+        name = function.__name__
+        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
+        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")  # one on every device; nothing to differentiate
+        torch.library.register_fake(f"artifact::{name}", fake, lib=_LIBRARY)
+        return getattr(torch.ops.artifact, name).default
+
+    return decorate
 
 
-@attend.register_fake
-def _(q, k, v, page_table, length, blocks, impl):
-    _shapes(q, PagedKV(k, v, page_table, length), impl, blocks=blocks)
+def _attend(q, k, v, page_table, length, blocks, impl):
+    _shapes(impl, q, PagedKV(k, v, page_table, length), blocks=blocks)
     return _empty(q)
 
 
-@_operator
-def attend_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, length: torch.Tensor,
-                  blocks: torch.Tensor, group: int, impl: str) -> tuple[torch.Tensor, torch.Tensor]:
+@_operator(_attend)
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, length: torch.Tensor,
+           blocks: torch.Tensor, impl: str) -> tuple[torch.Tensor, torch.Tensor]:
     kv = PagedKV(k, v, page_table, length)
-    module = _implementation(impl, "attend_groups", q)
-    _fits(q, kv, impl, blocks=blocks)
-    return tuple(module.attend_groups(q, kv, blocks, group))
+    _shapes(impl, q, kv, blocks=blocks)
+    return _run("attend", impl, kv, {"blocks": blocks}, q, kv, blocks)
 
 
-@attend_groups.register_fake
-def _(q, k, v, page_table, length, blocks, group, impl):
-    _shapes(q, PagedKV(k, v, page_table, length), impl, blocks=blocks)
+def _attend_groups(q, k, v, page_table, length, blocks, group, impl):
+    _shapes(impl, q, PagedKV(k, v, page_table, length), blocks=blocks)
     return _empty(q, -(-blocks.shape[2] // group))
 
 
-@_operator
+@_operator(_attend_groups)
+def attend_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, length: torch.Tensor,
+                  blocks: torch.Tensor, group: int, impl: str) -> tuple[torch.Tensor, torch.Tensor]:
+    kv = PagedKV(k, v, page_table, length)
+    _shapes(impl, q, kv, blocks=blocks)
+    return _run("attend_groups", impl, kv, {"blocks": blocks}, q, kv, blocks, group)
+
+
+def _repair(out, lse, q, k, v, page_table, length, missed, impl):
+    checks.partial(Partial(out, lse), q, impl=impl)
+    _shapes(impl, q, PagedKV(k, v, page_table, length), missed=missed)
+    return _empty(q)
+
+
+@_operator(_repair)
 def repair(out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
            page_table: torch.Tensor, length: torch.Tensor, missed: torch.Tensor, impl: str,
            ) -> tuple[torch.Tensor, torch.Tensor]:
     state, kv = Partial(out, lse), PagedKV(k, v, page_table, length)
-    module = _implementation(impl, "repair", q)
     checks.partial(state, q, impl=impl)
-    _fits(q, kv, impl, missed=missed)
-    # an operator's result is never one of its arguments
-    return tuple(x.clone() if x is given else x for x, given in zip(module.repair(state, q, kv, missed), state,
-                                                                    strict=True))
+    _shapes(impl, q, kv, missed=missed)
+    new_out, new_lse = _run("repair", impl, kv, {"missed": missed}, state, q, kv, missed)
+    return (new_out.clone(), new_lse.clone()) if new_out is out else (new_out, new_lse)  # never the arguments again
 
 
-@repair.register_fake
-def _(out, lse, q, k, v, page_table, length, missed, impl):
-    checks.partial(Partial(out, lse), q, impl=impl)
-    _shapes(q, PagedKV(k, v, page_table, length), impl, missed=missed)
-    return _empty(q)
-
-
-@_operator
-def merge(out: torch.Tensor, lse: torch.Tensor, keep: torch.Tensor | None, impl: str,
-          ) -> tuple[torch.Tensor, torch.Tensor]:
-    module = _implementation(impl, "merge", out)
-    _mergeable(out, lse, keep, impl)
-    return tuple(module.merge(Partial(out, lse), keep))
-
-
-@merge.register_fake
-def _(out, lse, keep, impl):
-    _mergeable(out, lse, keep, impl)
+def _merge(out, lse, keep, impl):
+    checks.partial(Partial(out, lse), impl=impl)
+    if keep is not None:
+        checks.mask(keep, Partial(out, lse))
     return torch.empty_like(out[0]), torch.empty_like(lse[0])
 
 
-@_operator
+@_operator(_merge)
+def merge(out: torch.Tensor, lse: torch.Tensor, keep: torch.Tensor | None, impl: str,
+          ) -> tuple[torch.Tensor, torch.Tensor]:
+    parts = Partial(out, lse)
+    checks.partial(parts, impl=impl)
+    if keep is not None:
+        checks.mask(keep, parts)
+    return tuple(_implementation(impl, "merge", out).merge(parts, keep))
+
+
+def _dense(q, k, v, page_table, length, impl):
+    _shapes(impl, q, PagedKV(k, v, page_table, length))
+    return _empty(q)
+
+
+@_operator(_dense)
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, length: torch.Tensor,
           impl: str) -> tuple[torch.Tensor, torch.Tensor]:
     kv = PagedKV(k, v, page_table, length)
-    module = _implementation(impl, "dense", q)
-    _fits(q, kv, impl)
-    return tuple(module.dense(q, kv))
-
-
-@dense.register_fake
-def _(q, k, v, page_table, length, impl):
-    _shapes(q, PagedKV(k, v, page_table, length), impl)
-    return _empty(q)
+    _shapes(impl, q, kv)
+    return _run("dense", impl, kv, {}, q, kv)
 
 
 def _implementation(impl, operator, tensor):
@@ -103,7 +109,7 @@ def _implementation(impl, operator, tensor):
 
         return reference
     if impl == "triton":
-        return _triton(operator, tensor)
+        return triton(operator, tensor)
     if tensor.device.type != "cpu":
         raise ValueError(f"impl is 'cpu'; {operator} was given a tensor on {tensor.device}, allowed: on the CPU")
     from artifact.kernels import attention_cpu
@@ -111,35 +117,37 @@ def _implementation(impl, operator, tensor):
     return attention_cpu
 
 
-def _triton(operator, tensor):
+def triton(operator, tensor):
+    """The module that computes `operator` with Triton; ValueError when it cannot run where `tensor` lies."""
     try:
-        from artifact.kernels import decode, merge, repair
+        from artifact.kernels import decode, merge, predict, repair, scores
     except ImportError as error:
         raise ValueError(f"impl is 'triton'; {error.name or error} is missing, allowed: reference, cpu") from None
     if tensor.device.type != "cuda" and not decode.INTERPRETED:
         raise ValueError(f"impl is 'triton'; {operator} was given a tensor on {tensor.device}, allowed: on a GPU with "
                          "a driver, or anywhere where TRITON_INTERPRET=1 was set at the start")
-    return {"repair": repair, "merge": merge}.get(operator, decode)
+    return {"repair": repair, "merge": merge, "quest_scores": scores, "infllm_scores": scores,
+            "ema_step": predict}.get(operator, decode)
 
 
-def _shapes(q, kv, impl, **blocks):
+def _shapes(impl, q, kv, **blocks):
     checks.cache(q, kv, impl)
     if blocks:
         checks.lists(q, kv, **blocks)
+    checks.same_device(q=q, **kv._asdict(), **blocks)
 
 
-def _fits(q, kv, impl, **blocks):
-    """All checks that do not make the host wait for a device."""
-    _shapes(q, kv, impl, **blocks)
-    if q.device.type == "cpu":
-        checks.contents(kv, *(blocks.popitem() if blocks else ()))
-
-
-def _mergeable(out, lse, keep, impl):
-    parts = Partial(out, lse)
-    checks.partial(parts, impl=impl)
-    if keep is not None:
-        checks.mask(keep, parts)
+def _run(operator, impl, kv, blocks, *arguments):
+    """What `operator` makes of the arguments, `blocks` among them by its name; first their contents are checked."""
+    module = _implementation(impl, operator, kv.k)
+    given = next(iter(blocks.items()), ())
+    if impl != "cpu" and kv.k.device.type == "cpu":
+        checks.contents(kv, *given)
+    try:
+        return tuple(getattr(module, operator)(*arguments))
+    except IndexError:  # "cpu" looks for itself, which is quicker, and does not say what it found
+        checks.contents(kv, *given)
+        raise
 
 
 def _empty(q, *parts):

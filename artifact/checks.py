@@ -7,6 +7,7 @@ import numpy as np
 
 CACHED = ("torch.float32", "torch.bfloat16", "torch.float16")
 LANES = 16  # channels that "cpu" takes at a time
+LARGEST_DIM = 256  # that a tile of "triton" has room for
 
 
 def shown(array):
@@ -36,16 +37,16 @@ def cache(q, kv, impl):
             raise ValueError(f"{name} has strides {list(tensor.stride())}; allowed: 1 over the channels, the last axis")
     if impl == "cpu" and dim % LANES:
         raise ValueError(f"q is {shown(q)}: {dim} channels; impl 'cpu' allows a multiple of {LANES}")
-    _whole("page_table", kv.page_table, (batch, None), "N")
-    _whole("length", kv.length, (batch,))
-    same_device(q=q, k=kv.k, v=kv.v, page_table=kv.page_table, length=kv.length)
+    if impl == "triton" and dim > LARGEST_DIM:
+        raise ValueError(f"q is {shown(q)}: {dim} channels; impl 'triton' allows at most {LARGEST_DIM}")
+    _whole("page_table", kv.page_table, batch, "N")
+    _whole("length", kv.length, batch)
 
 
 def lists(q, kv, **blocks):
     """ValueError unless the named lists of blocks are int32 [B, G, S] beside the queries."""
     ((name, given),) = blocks.items()
-    _whole(name, given, (q.shape[0], kv.k.shape[1], None), "S")
-    same_device(q=q, **blocks)
+    _whole(name, given, q.shape[0], kv.k.shape[1], "S")
 
 
 def partial(parts, q=None, *, impl):
@@ -115,8 +116,9 @@ def contents(kv, name="blocks", blocks=None):
                          f"0 to {pages - 1}")
 
 
-def _whole(name, given, shape, free=""):
-    fits = given.ndim == len(shape) and all(n is None or n == m for n, m in zip(shape, given.shape, strict=True))
+def _whole(name, given, *shape):
+    """ValueError unless `given` is int32 of a shape, in which a letter stands for any number."""
+    fits = given.ndim == len(shape) and all(n == m or isinstance(n, str)
+                                            for n, m in zip(shape, given.shape, strict=True))
     if not fits or str(given.dtype) != "torch.int32":
-        allowed = ", ".join(free if n is None else str(n) for n in shape)
-        raise ValueError(f"{name} is {shown(given)}; allowed: int32 [{allowed}]")
+        raise ValueError(f"{name} is {shown(given)}; allowed: int32 [{', '.join(map(str, shape))}]")

@@ -272,34 +272,60 @@ def _page(blocks, table, length, pages, size, item):
 
 
 @compiled()
-def _attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, per, continued, out, lse):
+def _sound(blocks, table, length, pages, size):
+    """Whether each slot is -1 or a block of its sequence with a page, no block is twice in a list, lengths fit."""
+    seen = np.full(table.shape[1], -1, np.int32)
+    for b in range(length.size):
+        if length[b] < 0 or length[b] > table.shape[1] * size:
+            return False
+        for g in range(blocks.shape[1]):
+            list_ = b * blocks.shape[1] + g
+            for s in range(blocks.shape[2]):
+                block = blocks[b, g, s]
+                if block == -1:
+                    continue
+                if block < -1 or block * size >= length[b] or seen[block] == list_:
+                    return False
+                seen[block] = list_
+                if table[b, block] < 0 or table[b, block] >= pages:
+                    return False
+    return True
+
+
+@compiled()
+def _attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, per, state, state_lse, out, lse):
     """Attention over the listed blocks, `reference.attend`, `attend_groups` and `repair`.
 
-    q float32 [B, G, H/G rounded up to a multiple of 4, D], scaled by log2(e) / sqrt(D); k, v flat, float32 or bits,
-    with strides (page, KV head, token) and D a multiple of 16; size: tokens of a page; table int32 [B, N]; length int32
-    [B]; blocks int32 [B, G, S]; per: slots of a part. out float32 [P, B, G, H/G, D], lse float32 [P, B, G, H/G] with
-    P = ceil(S / per), written; continued: they hold the state from which to go on.
+    q float32 [B, H, D]; k, v flat, float32 or bits, with strides (page, KV head, token) and D a multiple of 16; size:
+    tokens of a page; table int32 [B, N]; length int32 [B]; blocks int32 [B, G, S]; per: slots of a part; state float32
+    [B, H, D] and state_lse float32 [B, H], or without a first axis to begin anew: where to go on from; out float32
+    [P, B, H, D] and lse float32 [P, B, H] with P = ceil(S / per), written. -> whether lists and lengths are sound.
     """
-    rows, dim = q.shape[2], q.shape[3]
+    if not _sound(blocks, table, length, pages, size):
+        return False
     batches, kv_heads, slots = blocks.shape
-    width = -(-size // LANES) * LANES
-    queries, p = q.reshape(-1), np.empty(rows * width, np.float32)
+    group, dim = q.shape[1] // kv_heads, q.shape[2]
+    rows, width = -(-group // 4) * 4, -(-size // LANES) * LANES  # a few heads of zeros fill up the last four
+    queries, p = np.zeros(rows * dim, np.float32), np.empty(rows * width, np.float32)
     acc, recent = np.empty(rows * dim, np.float32), np.empty(rows * dim, np.float32)
     most, mass = np.empty(rows, np.float32), np.empty(rows, np.float64)
     (k_page, k_head, k_row), (v_page, v_head, v_row) = k_strides, v_strides
     for list_ in range(batches * kv_heads):
         b, g = list_ // kv_heads, list_ % kv_heads
+        first = g * group
+        for h in range(group):
+            for d in range(dim):
+                queries[h * dim + d] = q[b, first + h, d] * np.float32(_LOG2_E / np.sqrt(dim))
         for part in range(out.shape[0]):
             acc[:], recent[:], unsummed = 0, 0, 0
             most[:], mass[:] = -np.inf, 0
-            if continued:
-                for h in range(out.shape[3]):
-                    state = lse[part, b, g, h]
-                    if state > -np.inf or state != state:
-                        most[h] = state * _LOG2_E
-                        mass[h] = 2.0 ** (state * _LOG2_E - most[h])
-                        for d in range(dim):
-                            acc[h * dim + d] = out[part, b, g, h, d] * np.float32(mass[h])
+            for h in range(group if state.shape[0] else 0):
+                before = state_lse[b, first + h]
+                if before > -np.inf or before != before:
+                    most[h] = before * _LOG2_E
+                    mass[h] = 2.0 ** (before * _LOG2_E - most[h])
+                    for d in range(dim):
+                        acc[h * dim + d] = state[b, first + h, d] * np.float32(mass[h])
             for item in range(list_ * slots + part * per, list_ * slots + min(slots, (part + 1) * per)):
                 page, count = _page(blocks, table, length, pages, size, item)
                 if count == 0:
@@ -314,7 +340,7 @@ def _attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, p
                 for h in range(0, rows, 4):
                     for t in range(0, count, 4):
                         i = keys + t * k_row
-                        _logits(queries, (list_ * rows + h) * dim, dim, k, i, min(i + k_row, last_key),
+                        _logits(queries, h * dim, dim, k, i, min(i + k_row, last_key),
                                 min(i + 2 * k_row, last_key), min(i + 3 * k_row, last_key), p, h * width + t, width,
                                 v, values + t * v_row, v_row)
                     for r in range(h, h + 4):
@@ -336,11 +362,12 @@ def _attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, p
                 if unsummed >= _CHUNK:
                     acc += recent
                     recent[:], unsummed = 0, 0
-            for h in range(out.shape[3]):
+            for h in range(group):
                 weight = np.float32(1 / mass[h] if mass[h] != 0 else 0)
                 for d in range(dim):
-                    out[part, b, g, h, d] = (acc[h * dim + d] + recent[h * dim + d]) * weight
-                lse[part, b, g, h] = (most[h] + np.log2(mass[h])) / _LOG2_E if mass[h] != 0 else -np.inf
+                    out[part, b, first + h, d] = (acc[h * dim + d] + recent[h * dim + d]) * weight
+                lse[part, b, first + h] = (most[h] + np.log2(mass[h])) / _LOG2_E if mass[h] != 0 else -np.inf
+    return True
 
 
 @compiled()
@@ -373,7 +400,7 @@ def _merge(out, lse, keep, merged, merged_lse):
 
 def attend(q, kv, blocks):
     """`reference.attend`, of float32 or half precision, D a multiple of 16, k and v with a stride of 1 over D."""
-    return Partial(*(x[0] for x in _launch(q, kv, blocks, max(1, blocks.shape[2]), 1)))
+    return _launch(q, kv, blocks, max(1, blocks.shape[2]), None)
 
 
 def attend_groups(q, kv, blocks, group):
@@ -382,44 +409,64 @@ def attend_groups(q, kv, blocks, group):
 
 
 def repair(state, q, kv, missed):
-    """`reference.repair`: goes on from `state`, which stays as it is."""
-    return Partial(*(x[0] for x in _launch(q, kv, missed, max(1, missed.shape[2]), 1, state)))
+    """`reference.repair`."""
+    return _launch(q, kv, missed, max(1, missed.shape[2]), None, *(_array(x) for x in state))
 
 
 def dense(q, kv):
     """`reference.dense`."""
-    every = torch.arange(kv.page_table.shape[1], dtype=torch.int32)
-    return attend(q, kv, every.expand(q.shape[0], kv.k.shape[1], -1))
+    return attend(q, kv, every_block(q, kv))
 
 
 def merge(parts, keep=None):
     """`reference.merge`."""
-    out, lse = (x.detach().contiguous() for x in parts)
-    keep = torch.ones(*lse.shape[:2], 1, dtype=torch.bool) if keep is None else keep.contiguous()
-    merged, total = torch.empty(out.shape[1:]), torch.empty(lse.shape[1:])
-    _merge(out.numpy(), lse.numpy(), keep.numpy(), merged.numpy(), total.numpy())
-    return Partial(merged, total)
+    out, lse = (_array(x) for x in parts)
+    keep = np.ones((*lse.shape[:2], 1), bool) if keep is None else _array(keep)
+    merged, total = np.empty(out.shape[1:], np.float32), np.empty(lse.shape[1:], np.float32)
+    _merge(out, lse, keep, merged, total)
+    return Partial(torch.from_numpy(merged), torch.from_numpy(total))
 
 
-def _launch(q, kv, blocks, per, parts, state=None):
-    """Partial of [parts, B, H, D] and [parts, B, H]."""
-    (batch, heads, dim), (pages, kv_heads, size, _) = q.shape, kv.k.shape
-    group = heads // kv_heads
-    queries = np.zeros((batch, kv_heads, -(-group // 4) * 4, dim), np.float32)
-    queries[:, :, :group] = (q.detach().float() * (_LOG2_E / dim ** 0.5)).numpy().reshape(batch, kv_heads, group, dim)
-    out, lse = torch.empty(parts, batch, heads, dim), torch.empty(parts, batch, heads)
-    if state is not None:
-        out[0], lse[0] = state.out, state.lse
-    _attend(queries, _flat(kv.k), _flat(kv.v), kv.k.stride()[:3], kv.v.stride()[:3], size, pages,
-            kv.page_table.contiguous().numpy(), kv.length.contiguous().numpy(), blocks.contiguous().numpy(), per,
-            state is not None, out.numpy().reshape(parts, batch, kv_heads, group, dim),
-            lse.numpy().reshape(parts, batch, kv_heads, group))
-    return Partial(out, lse)
+def every_block(q, kv):
+    """The list of all of a sequence's blocks, int32 [B, G, N], -1 past its length."""
+    block = torch.arange(kv.page_table.shape[1], dtype=torch.int32)
+    there = block * kv.k.shape[2] < kv.length.unsqueeze(1)
+    return torch.where(there, block, -1).unsqueeze(1).expand(-1, kv.k.shape[1], -1).contiguous()
+
+
+_NOTHING = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.float32)
+
+
+def _launch(q, kv, blocks, per, parts, state=_NOTHING[0], state_lse=_NOTHING[1]):
+    """Partial of [parts, B, H, D] and [parts, B, H], without the first axis where parts is None.
+
+    IndexError when a list, a length or the page table names what is not there, or a block twice.
+    """
+    pages, _, size, _ = kv.k.shape
+    out = np.empty((1 if parts is None else parts, *q.shape), np.float32)
+    lse = np.empty(out.shape[:-1], np.float32)
+    if not _attend(_array(q if q.dtype == torch.float32 else q.float()), _flat(kv.k), _flat(kv.v), kv.k.stride()[:3],
+                   kv.v.stride()[:3], size, pages, _array(kv.page_table), _array(kv.length), _array(blocks), per,
+                   state, state_lse, out, lse):
+        raise IndexError("a list, a length or the page table names what is not there, or a block twice")
+    out, lse = (out, lse) if parts is not None else (out[0], lse[0])
+    return Partial(torch.from_numpy(out), torch.from_numpy(lse))
+
+
+def _array(x):
+    """A tensor's numbers, in order, as a NumPy array."""
+    return x.detach().contiguous().numpy()
 
 
 def _flat(x):
     """All that x reaches in memory, from its first number on, as one NumPy axis of float32 or bits."""
-    extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-    flat = x.detach().as_strided((extent,), (1,))
-    kind = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(x.dtype)
+    if x.is_contiguous():
+        flat = x.detach().view(-1)
+    else:
+        extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+        flat = x.detach().as_strided((extent,), (1,))
+    kind = _BITS.get(x.dtype)
     return (flat if kind is None else flat.view(kind)).numpy()
+
+
+_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
