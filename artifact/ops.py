@@ -1,8 +1,8 @@
 """The one doorway to the kernels: checks what it is given, picks the implementation asked for, calls it.
 
-`impl` is "reference" (torch, any device), "cpu" (Numba) or, for attention, "triton"; what is asked for is what runs,
-and an implementation that cannot run is a ValueError that says why. Importing this module imports neither torch nor
-Numba.
+`impl` is "reference" (torch, any device), "cpu" (Numba) or, for all but `topk`, "triton" (a GPU, or Triton's
+interpreter); what is asked for is what runs, and an implementation that cannot run is a ValueError that says why.
+Importing this module imports neither torch nor Numba.
 
 Shapes: B sequences, H query heads, G KV heads, D channels, N blocks, S slots of a list; query head h uses KV head
 h // (H/G). A list of blocks is int32 [B, G, S], a sequence's blocks in any order, each once, -1 for a slot without one.
@@ -95,6 +95,8 @@ def quest_scores(q, low, high, pages=None, *, group="max", impl="cpu"):
     if group not in GROUPS:
         raise ValueError(f"group is {group!r}; allowed: {', '.join(GROUPS)}")
     pages = _counts("pages", pages, q, low.shape[2])
+    if impl == "triton":
+        return _triton("quest_scores", q, low, high).quest_scores(q, low, high, pages, group=group)
     if _reference("quest_scores", impl, q, low, high):
         from artifact.kernels import reference
 
@@ -118,7 +120,14 @@ def infllm_scores(q, keys, length, *, size=32, stride=16, block=64, impl="cpu"):
     _queries(q, keys, "keys")
     if stride < 1 or size < stride or size % stride or block < stride or block % stride:
         raise ValueError(f"size, stride and block are {size}, {stride} and {block}; allowed: multiples of stride >= 1")
-    length = _counts("length", length, q, None)
+    given, length = length, _counts("length", length, q, None)
+    if impl == "triton":
+        import torch
+
+        # what lies on the device is waited for: pass lengths from the CPU where that costs
+        blocks = -(-int(torch.as_tensor(given).max() if len(given) else 0) // block)
+        return _triton("infllm_scores", q, keys).infllm_scores(q, keys, length, blocks, size=size, stride=stride,
+                                                               block=block)
     if _reference("infllm_scores", impl, q, keys):
         from artifact.kernels import reference
 
@@ -140,7 +149,7 @@ def ema_step(level, trend, scores, theta, *, impl="cpu"):
     level, trend, scores: float32 of one shape [..., N], torch tensors or NumPy arrays; the same comes back, new.
     theta = (alpha, beta, gamma). A block not scored so far has level -inf and trend 0; its first finite score becomes
     its level. One that now has no score, -inf or NaN, goes back to that.
-    -> level, trend, prediction. "reference" and "cpu" agree to the last bit.
+    -> level, trend, prediction. All implementations agree to the last bit.
     """
     alpha, beta, gamma = (float(number) for number in theta)
     if not (0 < alpha <= 1 and 0 < beta <= 1 and 0 <= gamma <= 1):
@@ -151,6 +160,10 @@ def ema_step(level, trend, scores, theta, *, impl="cpu"):
             raise ValueError(f"{name} is {shown(array)}; allowed: float32 of the same shape and kind as scores, "
                              f"{shown(scores)}")
     plain = isinstance(scores, np.ndarray)
+    if impl == "triton":
+        tensors = [_tensor(array) if plain else array for array in given.values()]
+        new = _triton("ema_step", *tensors).ema_step(*tensors, (alpha, beta, gamma))
+        return tuple(array.numpy() for array in new) if plain else new
     if _reference("ema_step", impl, *(() if plain else given.values())):
         from artifact.kernels import reference
 
@@ -207,6 +220,20 @@ def topk(scores, count, forced=None, *, impl="cpu"):
     cpu.topk(rows, int(count), must, out)
     out = out.reshape(*lead, slots)
     return out if plain else _tensor(out)
+
+
+def _triton(operator, *tensors):
+    """The module with the operator's Triton kernel; ValueError when it cannot run or take the tensors."""
+    from artifact import attention
+
+    for tensor in tensors:
+        if tensor.device != tensors[0].device:
+            raise ValueError(f"{operator} was given tensors on {tensors[0].device} and {tensor.device}; allowed: one "
+                             "device")
+        if str(tensor.dtype) not in checks.CACHED:
+            raise ValueError(f"impl is 'triton'; {operator} was given {tensor.dtype}, allowed: float32, bfloat16, "
+                             "float16")
+    return attention.triton(operator, tensors[0])
 
 
 def _reference(operator, impl, *tensors):

@@ -15,7 +15,6 @@ from artifact.kernels.merge import LOG2E, merge, nothing
 from artifact.kernels.paged import Partial
 
 HEADS = 16  # query heads of one program, the M of its products
-LARGEST_DIM = 256
 PROGRAMS = 264  # to split for: two for each of an H100's 132 multiprocessors
 PARTS = 64  # at most, that merging stays small beside attending
 
@@ -120,6 +119,7 @@ class Configuration(NamedTuple):
     tile: int  # tokens of one step
     warps: int
     stages: int
+    registers: int  # a bound well above the need: the assembler's own choice spills a few bytes for some shapes
 
 
 def configuration(dim, block, dtype):
@@ -128,7 +128,8 @@ def configuration(dim, block, dtype):
     size = 4 if dtype == torch.float32 else 2
     tile = max(16, min(2**14 // (width * size), 128, triton.next_power_of_2(block)))
     buffers = min(4, 2**15 // (tile * width * size))
-    return Configuration(width, tile, 8 if size == 4 and width > 64 else 4, buffers + 1)
+    warps = 8 if size == 4 and width > 64 else 4
+    return Configuration(width, tile, warps, buffers + 1, 168 if warps == 4 and buffers == 2 else 128)
 
 
 def attend(q, kv, blocks, parts=None):
@@ -186,10 +187,11 @@ def _launch(q, kv, blocks, state, *, parts, part_slots, part_start, part_step):
     group = heads // kv_heads
     with torch.cuda.device_of(q):
         attend_blocks[(parts, batch * kv_heads, -(-group // HEADS))](
-            q, kv.k, kv.v, table, kv.length, blocks, *before, out, lse,
+            q, kv.k, kv.v, table, kv.length.contiguous(), blocks, *before, out, lse,
             q.stride(0), q.stride(1), *kv.k.stride()[:3], *kv.v.stride()[:3], table.stride(0), *blocks.stride()[:2],
             kv_heads, group, pages, table.shape[1], slots, part_slots, part_start, part_step, dim ** -0.5 * LOG2E,
             D=dim, WIDTH=config.width, BLOCK=size, TILE=config.tile, HEADS=HEADS,
             SLOTS=max(16, triton.next_power_of_2(part_slots)), LISTED=listed, CONTINUES=state is not None,
-            WIDEN=widen, LOG2E=LOG2E, num_warps=config.warps, num_stages=config.stages)
+            WIDEN=widen, LOG2E=LOG2E, num_warps=config.warps, num_stages=config.stages,
+            maxnreg=config.registers)
     return Partial(out, lse)

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from artifact.kernels import decode, merge, predict, reference, repair, scores
+from artifact.kernels.paged import PagedKV, Partial
 from triton.runtime import interpreter
 
-from artifact.kernels import decode, merge, reference, repair
-from artifact.kernels.paged import PagedKV, Partial
+from artifact import ops
 
 NAN = float("nan")
 HALF, FULL = torch.float16, torch.float32
@@ -265,6 +266,84 @@ def test_exact_from_predicted_blocks_one_by_one():
     missed = torch.where((selected.unsqueeze(-1) == predicted.unsqueeze(-2)).any(-1), -1, selected)
     kept = merge.merge(decode.attend_groups(q, kv, predicted, 1), keep)
     same(repair.repair(kept, q, kv, missed), reference.attend(q.double(), kv, selected), 2e-6, 1e-6)
+
+
+@pytest.mark.parametrize("group", ["mean", "max", "sum"])
+@pytest.mark.parametrize(("dtype", "heads", "dim", "shared"), [
+    (FULL, 3, 64, False), (HALF, 16, 80, True), (torch.bfloat16, 1, 128, False), (FULL, 8, 256, False)])
+def test_quest_scores(dtype, heads, dim, shared, group):
+    rng = torch.Generator().manual_seed(dim)
+    low = torch.randn(1 if shared else 2, 2, 37, dim, generator=rng)
+    high = low + torch.rand(low.shape, generator=rng)
+    low[:, :, -4:] = high[:, :, -4:] = NAN
+    low[:, 0, 5, 7], high[:, 0, 6, 7] = -math.inf, math.inf
+    q = torch.randn(2, 2 * heads, dim, generator=rng).to(dtype)
+    low, high, pages = low.to(dtype), high.to(dtype), torch.tensor([33, 0])
+    with launched() as names:
+        ours = scores.quest_scores(q, low, high, pages, group=group)
+    assert names == ["quest_bounds"] and ours.dtype == torch.float32
+    oracle = reference.quest_scores(q.double(), low, high, pages, group=group)
+    finite = oracle.isfinite()
+    assert torch.equal(ours.double()[~finite], oracle[~finite])
+    assert (ours - oracle)[finite].abs().max() <= 2e-6 * oracle[finite].abs().max()
+
+
+@pytest.mark.parametrize(("dtype", "heads", "dim", "grid"), [
+    (FULL, 3, 64, (32, 16, 64)), (HALF, 16, 128, (32, 16, 64)), (torch.bfloat16, 20, 80, (16, 16, 16)),
+    (FULL, 5, 192, (64, 16, 32))])
+def test_infllm_scores(dtype, heads, dim, grid):
+    size, stride, block = grid
+    rng = torch.Generator().manual_seed(dim)
+    length = torch.tensor([1100, size - 1])
+    keys = torch.randn(2, 2, 80, dim, generator=rng)
+    for b in range(2):
+        keys[b, :, reference.compressed_count(int(length[b]), size, stride):] = NAN
+    q, keys = torch.randn(2, 2 * heads, dim, generator=rng).to(dtype), keys.to(dtype)
+    blocks = -(-1100 // block)
+    with launched() as names:
+        ours = scores.infllm_scores(q, keys, length, blocks, size=size, stride=stride, block=block)
+    assert names == ["compressed_lse", "pooled_scores"]
+    oracle = reference.infllm_scores(q.double(), keys, length, size=size, stride=stride, block=block)
+    finite = oracle.isfinite()
+    assert ours.shape == oracle.shape and torch.equal(ours.double()[~finite], oracle[~finite])
+    assert (ours - oracle)[finite].abs().max() <= 2e-6 * oracle[finite].abs().max()
+
+
+def test_ema_step_to_the_last_bit():
+    rng = torch.Generator().manual_seed(0)
+    level, trend, now = torch.randn(3, 3, 700, generator=rng).unbind()
+    level[0, :5], now[0, 3:8], now[1, :5], now[1, 5:9] = -math.inf, -math.inf, NAN, math.inf
+    theta = (0.3, 0.1, 0.7)
+    with launched() as names:
+        ours = predict.ema_step(level, trend, now, theta)
+    assert names == ["ema"]
+    for x, y in zip(ours, reference.ema_step(level, trend, now, theta), strict=True):
+        assert torch.equal(x.view(torch.int32), y.view(torch.int32))
+
+
+def test_the_doorway_runs_the_kernels_it_was_asked_for():
+    q, kv = cache((100, 40), 2, 3, 64, 16, FULL)
+    blocks = torch.tensor([[[0, 2, 5, -1]] * 2, [[1, 2, 0, -1]] * 2], dtype=torch.int32)
+    low, keys = torch.randn(2, 2, 5, 64), torch.randn(2, 2, 7, 64)
+    state = Partial(*(x.float() for x in reference.attend(q, kv, blocks[:, :, :1])))
+    parts, keep = reference.attend_groups(q, kv, blocks, 1), torch.rand(4, 2, 2) < 0.5
+    length = torch.tensor([100, 40])
+    calls = [
+        (lambda impl: ops.attend(q, kv, blocks, impl=impl), ["attend_blocks", "merge_parts"]),
+        (lambda impl: ops.attend_groups(q, kv, blocks, 3, impl=impl), ["attend_blocks"]),
+        (lambda impl: ops.repair(state, q, kv, blocks[:, :, 1:], impl=impl), ["attend_blocks", "merge_parts"]),
+        (lambda impl: ops.merge(parts, keep, impl=impl), ["merge_parts"]),
+        (lambda impl: ops.dense(q, kv, impl=impl), ["attend_blocks", "merge_parts"]),
+        (lambda impl: (ops.quest_scores(q, low, low + 1, impl=impl),), ["quest_bounds"]),
+        (lambda impl: (ops.infllm_scores(q, keys, length, impl=impl),), ["compressed_lse", "pooled_scores"]),
+        (lambda impl: ops.ema_step(low, low, low, (0.5, 0.5, 0.5), impl=impl), ["ema"]),
+    ]
+    for call, kernels in calls:
+        with launched() as names:
+            ours = call("triton")
+        assert names == kernels
+        for x, y in zip(ours, call("reference"), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
 
 
 MUTANTS = {

@@ -335,7 +335,7 @@ Q, LOW = torch.zeros(2, 8, 64), torch.zeros(2, 2, 5, 64)
     (lambda: ops.quest_scores(Q, LOW, LOW, torch.tensor([1.0, 1.0])), "pages is float32 [2]; allowed: int32"),
     (lambda: ops.quest_scores(Q.long(), LOW, LOW), "allowed: floating-point numbers"),
     (lambda: ops.quest_scores(Q.double(), LOW, LOW), "impl is 'cpu'; quest_scores was given torch.float64"),
-    (lambda: ops.quest_scores(Q, LOW, LOW, impl="triton"), "impl is 'triton'; quest_scores has no Triton kernel"),
+    (lambda: ops.topk(LOW, 1, impl="triton"), "impl is 'triton'; topk has no Triton kernel"),
     (lambda: ops.quest_scores(Q, LOW, LOW, impl="cuda"), "impl is 'cuda'; allowed: reference, cpu"),
     (lambda: ops.infllm_scores(Q, LOW, torch.tensor([1])), "length is int64 [1]; allowed: int32 or int64 [2]"),
     (lambda: ops.infllm_scores(Q, LOW, torch.tensor([1, 1]), size=24), "24, 16 and 64; allowed: multiples of stride"),
