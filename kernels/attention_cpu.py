@@ -261,14 +261,11 @@ def _weigh(p, o, width, v, i0, i1, i2, i3, acc, a, dim, ahead, j, step):
 
 
 @compiled()
-def _page(blocks, table, length, pages, size, item):
-    """Page and tokens of the block in one slot of all lists; 0 tokens when the slot holds no block of the sequence."""
+def _page(blocks, table, length, size, item):
+    """Page and tokens of the block in one slot of all lists; 0 tokens where the slot is empty."""
     batch, slots = item // (blocks.shape[1] * blocks.shape[2]), blocks.shape[2]
     block = blocks[batch, item // slots % blocks.shape[1], item % slots]
-    if block < 0 or block >= table.shape[1]:
-        return 0, 0
-    page, count = table[batch, block], min(size, length[batch] - block * size)
-    return (page, count) if 0 <= page < pages and count > 0 else (0, 0)
+    return (0, 0) if block < 0 else (table[batch, block], min(size, length[batch] - block * size))
 
 
 @compiled()
@@ -327,13 +324,13 @@ def _attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, p
                     for d in range(dim):
                         acc[h * dim + d] = state[b, first + h, d] * np.float32(mass[h])
             for item in range(list_ * slots + part * per, list_ * slots + min(slots, (part + 1) * per)):
-                page, count = _page(blocks, table, length, pages, size, item)
+                page, count = _page(blocks, table, length, size, item)
                 if count == 0:
                     continue
                 keys, values = page * k_page + g * k_head, page * v_page + g * v_head
                 after, following, there = item + 1, 0, 0
                 while after < batches * kv_heads * slots and there == 0:
-                    following, there = _page(blocks, table, length, pages, size, after)
+                    following, there = _page(blocks, table, length, size, after)
                     after += 1
                 following = following * k_page + (after - 1) // slots % kv_heads * k_head
                 last_key, last_value = keys + (count - 1) * k_row, values + (count - 1) * v_row
@@ -422,9 +419,9 @@ def merge(parts, keep=None):
     """`reference.merge`."""
     out, lse = (_array(x) for x in parts)
     keep = np.ones((*lse.shape[:2], 1), bool) if keep is None else _array(keep)
-    merged, total = np.empty(out.shape[1:], np.float32), np.empty(lse.shape[1:], np.float32)
-    _merge(out, lse, keep, merged, total)
-    return Partial(torch.from_numpy(merged), torch.from_numpy(total))
+    merged, total = torch.empty(out.shape[1:]), torch.empty(lse.shape[1:])
+    _merge(out, lse, keep, merged.numpy(), total.numpy())
+    return Partial(merged, total)
 
 
 def every_block(q, kv):
@@ -443,14 +440,13 @@ def _launch(q, kv, blocks, per, parts, state=_NOTHING[0], state_lse=_NOTHING[1])
     IndexError when a list, a length or the page table names what is not there, or a block twice.
     """
     pages, _, size, _ = kv.k.shape
-    out = np.empty((1 if parts is None else parts, *q.shape), np.float32)
-    lse = np.empty(out.shape[:-1], np.float32)
+    out = torch.empty(1 if parts is None else parts, *q.shape)
+    lse = torch.empty(out.shape[:-1])
     if not _attend(_array(q if q.dtype == torch.float32 else q.float()), _flat(kv.k), _flat(kv.v), kv.k.stride()[:3],
                    kv.v.stride()[:3], size, pages, _array(kv.page_table), _array(kv.length), _array(blocks), per,
-                   state, state_lse, out, lse):
+                   state, state_lse, out.numpy(), lse.numpy()):
         raise IndexError("a list, a length or the page table names what is not there, or a block twice")
-    out, lse = (out, lse) if parts is not None else (out[0], lse[0])
-    return Partial(torch.from_numpy(out), torch.from_numpy(lse))
+    return Partial(out, lse) if parts is not None else Partial(out[0], lse[0])
 
 
 def _array(x):

@@ -1,8 +1,9 @@
 """Each operator as its paper writes it, in torch: readable, on any device and dtype, the oracle of every faster one.
 
 Shapes: B sequences, H query heads, G KV heads (query head h uses KV head h // (H/G)), D channels, N blocks, bs tokens
-in one of them, S slots in a list of blocks, P parts. Results are float32, or float64 when the query or the scores are.
-A score of -inf means that the block cannot be selected; a score that would be NaN becomes -inf.
+in one of them, S slots in a list of blocks, P parts. Results are float32, or float64 when the query or the scores are;
+attention is float64 inside. A score of -inf means that the block cannot be selected; a score that would be NaN becomes
+-inf.
 """
 
 import math
@@ -122,12 +123,11 @@ def attend(q, kv, blocks):
     token = at.unsqueeze(-1) * size + torch.arange(size, device=q.device)
     valid = (there.unsqueeze(-1) & (token < kv.length[:, None, None, None])).reshape(batch, kv_heads, -1)
     where = page.clamp(0, pages - 1), torch.arange(kv_heads, device=q.device)[:, None]
-    k, v = (x[where].to(_wide(q)).flatten(2, 3).masked_fill(~valid.unsqueeze(-1), 0) for x in (kv.k, kv.v))
-    logits = _by_kv_head(q, kv_heads) @ k.mT / math.sqrt(q.shape[-1])
+    k, v = (x[where].double().flatten(2, 3).masked_fill(~valid.unsqueeze(-1), 0) for x in (kv.k, kv.v))
+    logits = q.double().unflatten(1, (kv_heads, -1)) @ k.mT / math.sqrt(q.shape[-1])
     logits = logits.masked_fill(~valid.unsqueeze(2), -math.inf)
-    lse = logits.logsumexp(-1)
-    weights = torch.where(valid.unsqueeze(2), (logits - lse.unsqueeze(-1)).exp(), 0.0)
-    return Partial((weights @ v).reshape(q.shape), lse.reshape(q.shape[:2]))
+    out = torch.where(valid.unsqueeze(2), logits.softmax(-1), 0.0) @ v
+    return Partial(out.flatten(1, 2).to(_wide(q)), logits.logsumexp(-1).flatten(1, 2).to(_wide(q)))
 
 
 def attend_groups(q, kv, blocks, group):
@@ -158,10 +158,10 @@ def merge(parts, keep=None):
     out, lse = parts
     if keep is not None:
         lse = lse.masked_fill(~keep.repeat_interleave(lse.shape[2] // keep.shape[2], dim=2), -math.inf)
-    total = lse.logsumexp(0)
     absent = lse == -math.inf
-    weights = torch.where(absent, 0.0, (lse - total).exp())
-    return Partial((weights.unsqueeze(-1) * out.masked_fill(absent.unsqueeze(-1), 0)).sum(0), total)
+    weights = torch.where(absent, 0.0, lse.double().softmax(0)).unsqueeze(-1)
+    merged = (weights * out.masked_fill(absent.unsqueeze(-1), 0)).sum(0)
+    return Partial(merged.to(out.dtype), lse.double().logsumexp(0).to(lse.dtype))
 
 
 def dense(q, kv):
