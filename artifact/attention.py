@@ -54,8 +54,8 @@ def attend_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table:
 
 
 def _repair(out, lse, q, k, v, page_table, length, missed, impl):
-    checks.partial(Partial(out, lse), q, impl=impl)
     _shapes(impl, q, PagedKV(k, v, page_table, length), missed=missed)
+    checks.partial(Partial(out, lse), q, impl=impl)
     return _empty(q)
 
 
@@ -64,8 +64,8 @@ def repair(out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tenso
            page_table: torch.Tensor, length: torch.Tensor, missed: torch.Tensor, impl: str,
            ) -> tuple[torch.Tensor, torch.Tensor]:
     state, kv = Partial(out, lse), PagedKV(k, v, page_table, length)
-    checks.partial(state, q, impl=impl)
     _shapes(impl, q, kv, missed=missed)
+    checks.partial(state, q, impl=impl)
     new_out, new_lse = _run("repair", impl, kv, {"missed": missed}, state, q, kv, missed)
     return (new_out.clone(), new_lse.clone()) if new_out is out else (new_out, new_lse)  # never the arguments again
 
