@@ -119,7 +119,7 @@ class Configuration(NamedTuple):
     tile: int  # tokens of one step
     warps: int
     stages: int
-    registers: int  # a bound well above the need: the assembler's own choice spills a few bytes for some shapes
+    registers: int | None  # a bound well above the need, where the assembler's own choice spills a few bytes
 
 
 def configuration(dim, block, dtype):
@@ -129,7 +129,7 @@ def configuration(dim, block, dtype):
     tile = max(16, min(2**14 // (width * size), 128, triton.next_power_of_2(block)))
     buffers = min(4, 2**15 // (tile * width * size))
     warps = 8 if size == 4 and width > 64 else 4
-    return Configuration(width, tile, warps, buffers + 1, 168 if warps == 4 and buffers == 2 else 128)
+    return Configuration(width, tile, warps, buffers + 1, 128 if warps == 8 else None)
 
 
 def attend(q, kv, blocks, parts=None):

@@ -10,7 +10,7 @@ import triton.language as tl
 TILE = 1024
 
 
-@triton.jit(do_not_specialize=["count", "alpha", "beta", "gamma"])
+@triton.jit(do_not_specialize=["alpha", "beta", "gamma"])
 def ema(level, trend, scores, new_level, new_trend, prediction, count, alpha, beta, gamma, TILE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     mask = at < count

@@ -166,9 +166,10 @@ def infllm_scores(q, keys, length, blocks, *, size, stride, block):
     with torch.cuda.device_of(q):
         compressed_lse[(splits, batch * kv_heads, -(-group // HEADS))](
             q, keys, length, lse, *shape, -(-tiles // splits), scale, **fixed)
-        pooled_scores[(-(-blocks // tile), batch * kv_heads)](
+        few = max(16, tile // 2)
+        pooled_scores[(-(-blocks // few), batch * kv_heads)](
             q, keys, length, lse, scores, *shape, blocks, scale, SPLITS=SPLITS, EACH=block // stride,
-            BEFORE=size // stride - 1, **fixed)
+            BEFORE=size // stride - 1, **{**fixed, "TILE": few})
     return scores
 
 
