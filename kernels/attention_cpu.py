@@ -368,6 +368,38 @@ def _attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, p
 
 
 @compiled()
+def _sum(x, i, step, count, dim, ahead, j, ahead_step):
+    """The sum of `count` rows of x from x[i]; meanwhile asks for as many from ahead[j]."""
+    a, b, one = _splat(np.float32(0)), _splat(np.float32(0)), _splat(np.float32(1))
+    for t in range(count):
+        for d in range(0, dim, 64 // ahead.itemsize):
+            _prefetch(ahead, j + t * ahead_step + d)
+        for d in range(0, dim - LANES, 2 * LANES):
+            a = _fma(one, _load(x, i + t * step + d), a)
+            b = _fma(one, _load(x, i + t * step + d + LANES), b)
+        if dim % (2 * LANES):
+            a = _fma(one, _load(x, i + t * step + dim - LANES), a)
+    return _total(_add(a, b))
+
+
+@compiled()
+def _totals(k, v, k_strides, v_strides, size, dim, table, length, blocks, out):
+    """out[b, g] = the sum of all numbers in the listed blocks, in the order and with the prefetch of `_attend`."""
+    batches, kv_heads, slots = blocks.shape
+    (k_page, k_head, k_row), (v_page, v_head, v_row) = k_strides, v_strides
+    for item in range(batches * kv_heads * slots):
+        b, g = item // (kv_heads * slots), item // slots % kv_heads
+        page, count = _page(blocks, table, length, size, item)
+        following, there = _page(blocks, table, length, size, min(item + 1, batches * kv_heads * slots - 1))
+        following = following * k_page + (item + 1) // slots % kv_heads * k_head
+        keys, values = page * k_page + g * k_head, page * v_page + g * v_head
+        if item % slots == 0:
+            out[b, g] = 0
+        out[b, g] += _sum(k, keys, k_row, count, dim, v, values, v_row)
+        out[b, g] += _sum(v, values, v_row, count, dim, k, following, k_row)
+
+
+@compiled()
 def _merge(out, lse, keep, merged, merged_lse):
     """`reference.merge`: out float32 [P, B, H, D], lse float32 [P, B, H], keep bool [P, B, G].
 
@@ -422,6 +454,14 @@ def merge(parts, keep=None):
     merged, total = torch.empty(out.shape[1:]), torch.empty(lse.shape[1:])
     _merge(out, lse, keep, merged.numpy(), total.numpy())
     return Partial(merged, total)
+
+
+def totals(kv, blocks):
+    """float32 [B, G]: the sum of all keys and values in the listed blocks, which is what reading them once costs."""
+    out = torch.empty(blocks.shape[:2])
+    _totals(_flat(kv.k), _flat(kv.v), kv.k.stride()[:3], kv.v.stride()[:3], *kv.k.shape[2:], _array(kv.page_table),
+            _array(kv.length), _array(blocks), out.numpy())
+    return out
 
 
 def every_block(q, kv):

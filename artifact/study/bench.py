@@ -131,6 +131,81 @@ def selection(*, tokens=65536, sets=10, rounds=60):
     return _frame(rows)
 
 
+def kernels(*, tokens=65536, listed=64, missed=7, sets=10, rounds=60):
+    """Attention over `listed` blocks of 64 tokens, a list for each KV head, from a cache of `tokens`, on one core.
+
+    32 query heads, 8 KV heads of 128 channels: beside a vectorised sum of the same keys and values where they lie,
+    which reads them once, and beside gathering them for torch's attention, the group as query rows; the repair of the
+    last `missed` blocks beside the whole; every block beside torch's attention over a contiguous copy; and 4 and 2 KV
+    heads, which are bound by arithmetic. `sets` lists are taken in turn, so that none is found in a near cache.
+    -> frame: measure, value, unit, origin `measured`. ValueError when a result differs from the reference's.
+    """
+    import torch
+
+    from artifact import ops
+    from artifact.kernels import attention_cpu
+
+    torch.set_num_threads(1)
+    heads, dim, size, out = 32, 128, 64, []
+    attend = torch.nn.functional.scaled_dot_product_attention
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        for kv_heads in (8, 4, 2):
+            draw = torch.Generator().manual_seed(0)
+            pages = tokens // size
+            k, v = (torch.randn(pages, kv_heads, size, dim, generator=draw).to(dtype) for _ in range(2))
+            kv = ops.PagedKV(k, v, torch.randperm(pages, generator=draw).int()[None],
+                             torch.tensor([tokens], dtype=torch.int32))
+            q = torch.randn(1, heads, dim, generator=draw).to(dtype)
+            folded = q.reshape(1, kv_heads, heads // kv_heads, dim)
+            lists = [torch.stack([torch.randperm(pages, generator=draw)[:listed] for _ in range(kv_heads)])[None].int()
+                     for _ in range(sets)]
+            late = [x[:, :, -missed:].contiguous() for x in lists]
+            states = [ops.attend(q, kv, x[:, :, :-missed]) for x in lists]
+            each = torch.arange(kv_heads)[:, None]
+
+            def gathered(i, k=k, v=v, kv=kv, each=each, lists=lists, folded=folded):
+                page = kv.page_table[0][lists[i][0].long()].long()
+                return attend(folded, k[page, each].flatten(1, 2)[None], v[page, each].flatten(1, 2)[None])
+
+            sides = {
+                "attention": lambda i, q=q, kv=kv, lists=lists: ops.attend(q, kv, lists[i]),
+                "repair": lambda i, q=q, kv=kv, late=late, states=states: ops.repair(states[i], q, kv, late[i]),
+                "sum": lambda i, kv=kv, lists=lists: attention_cpu.totals(kv, lists[i]),
+                "torch": gathered,
+            }
+            truth = ops.attend(q.double(), kv, lists[0], impl="reference")
+            for what in ("attention", "repair"):
+                _agree(f"{name}, {kv_heads} KV heads, {what}", sides[what](0), truth)
+            best = _shortest(sides, sets, rounds)
+            whole = f"{name}, {kv_heads} KV heads: {listed} blocks"
+            out += [(f"{whole}, bytes read", 2 * listed * kv_heads * size * dim * k.itemsize, "bytes"),
+                    (whole, best["attention"] * 1e3, "ms"),
+                    (whole, 4 * listed * size * heads * dim / best["attention"] / 1e9, "gflops"),
+                    (f"{whole} / sum in place", best["attention"] / best["sum"], "ratio"),
+                    (f"gather and torch / {whole}", best["torch"] / best["attention"], "ratio"),
+                    (f"repair of {missed} / {whole}", best["repair"] / best["attention"], "ratio")]
+            if kv_heads == 8:
+                order = kv.page_table[0].long()
+                flat = [x[order].transpose(0, 1).flatten(1, 2)[None].contiguous() for x in (k, v)]
+                sides = {"dense": lambda _, q=q, kv=kv: ops.dense(q, kv),
+                         "torch": lambda _, folded=folded, flat=flat: attend(folded, *flat)}
+                _agree(f"{name}, dense", sides["dense"](0), ops.dense(q.double(), kv, impl="reference"))
+                best = _shortest(sides, 1, max(2, rounds // 10))
+                out += [(f"{name}: every block", best["dense"] * 1e3, "ms"),
+                        (f"{name}: every block / torch", best["dense"] / best["torch"], "ratio")]
+                del flat
+    return _frame(out)
+
+
+def _agree(what, ours, truth):
+    """ValueError unless `ours` is `truth` within 3e-6 of its largest number."""
+    for part, own, right in zip(("out", "lse"), ours, truth, strict=True):
+        error = ((own - right).abs().max() / right.abs().max()).item()
+        if not error <= 3e-6:
+            raise ValueError(f"{what}: {part} is {error:g} of its largest off the reference; no time is given")
+
+
 def predictor(*, rows=256, blocks=256, heads=4, budget=96, rounds=20):
     """Calibrating one layer, 80 candidates, against the plain NumPy loop, on scores as a trace's and on hard ones; one
     prediction for 4 heads of 8192 blocks and its top `budget`.
