@@ -261,6 +261,36 @@ def _weigh(p, o, width, v, i0, i1, i2, i3, acc, a, dim, ahead, j, step):
 
 
 @compiled()
+def _add_block(queries, rows, dim, k, keys, k_row, v, values, v_row, count, following, p, width, acc, recent, most,
+               mass):
+    """A block's `count` tokens, keys at k[keys] and values at v[values], into the state of all heads of a group.
+
+    The state: `most`, the largest logit so far, to base two; mass = sum of 2**(logit - most); acc + recent = the same
+    sum of weighted values, this block's in `recent`. following: where in k the next block's keys are, to ask for them.
+    """
+    last_key, last_value = keys + (count - 1) * k_row, values + (count - 1) * v_row
+    for h in range(0, rows, 4):
+        for t in range(0, count, 4):  # past the end the last token again, with no weight
+            i = keys + t * k_row
+            _logits(queries, h * dim, dim, k, i, min(i + k_row, last_key), min(i + 2 * k_row, last_key),
+                    min(i + 3 * k_row, last_key), p, h * width + t, width, v, values + t * v_row, v_row)
+        for r in range(h, h + 4):
+            old = most[r]
+            most[r], fresh = _exponentials(p, r * width, count, old)
+            if most[r] > old:
+                shrink = np.float32(2.0 ** np.float64(old - most[r]))
+                mass[r] *= shrink
+                for d in range(r * dim, (r + 1) * dim):
+                    acc[d] *= shrink
+                    recent[d] *= shrink
+            mass[r] += fresh
+        for t in range(0, count, 4):
+            i = values + t * v_row
+            _weigh(p, h * width + t, width, v, i, min(i + v_row, last_value), min(i + 2 * v_row, last_value),
+                   min(i + 3 * v_row, last_value), recent, h * dim, dim, k, following + t * k_row, k_row)
+
+
+@compiled()
 def _page(blocks, table, length, size, item):
     """Page and tokens of the block in one slot of all lists; 0 tokens where the slot is empty."""
     batch, slots = item // (blocks.shape[1] * blocks.shape[2]), blocks.shape[2]
@@ -333,28 +363,8 @@ def _attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, p
                     following, there = _page(blocks, table, length, size, after)
                     after += 1
                 following = following * k_page + (after - 1) // slots % kv_heads * k_head
-                last_key, last_value = keys + (count - 1) * k_row, values + (count - 1) * v_row
-                for h in range(0, rows, 4):
-                    for t in range(0, count, 4):
-                        i = keys + t * k_row
-                        _logits(queries, h * dim, dim, k, i, min(i + k_row, last_key),
-                                min(i + 2 * k_row, last_key), min(i + 3 * k_row, last_key), p, h * width + t, width,
-                                v, values + t * v_row, v_row)
-                    for r in range(h, h + 4):
-                        old = most[r]
-                        most[r], fresh = _exponentials(p, r * width, count, old)
-                        if most[r] > old:
-                            shrink = np.float32(2.0 ** np.float64(old - most[r]))
-                            mass[r] *= shrink
-                            for d in range(r * dim, (r + 1) * dim):
-                                acc[d] *= shrink
-                                recent[d] *= shrink
-                        mass[r] += fresh
-                    for t in range(0, count, 4):
-                        i = values + t * v_row
-                        _weigh(p, h * width + t, width, v, i, min(i + v_row, last_value),
-                               min(i + 2 * v_row, last_value), min(i + 3 * v_row, last_value), recent, h * dim, dim,
-                               k, following + t * k_row, k_row)
+                _add_block(queries, rows, dim, k, keys, k_row, v, values, v_row, count, following, p, width, acc,
+                           recent, most, mass)
                 unsummed += count
                 if unsummed >= _CHUNK:
                     acc += recent
