@@ -19,6 +19,7 @@ from artifact.ops import PagedKV, Partial
 IMPLS = ["reference", "cpu"]
 INF = math.inf
 SINGLE, MERGED = 2e-6, 1e-6  # largest errors: of attention, and what merging or repairing may add
+HALF = 5e-6  # of attention over half precision, against the numbers as they are stored
 SHAPES = [(1, 64, 16), (3, 80, 32), (4, 128, 64), (5, 96, 48), (8, 192, 128), (16, 256, 256)]  # H/G, D, block size
 SETS = ["disjoint", "predicted in selected", "selected in predicted", "equal", "overlapping", "none predicted",
         "none missed", "neither"]
@@ -147,13 +148,14 @@ def exact(scene, predicted, selected, impl, group=1):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("group", "dim", "size"), SHAPES)
 def test_attention_over_listed_blocks(group, dim, size, dtype, impl):
+    bound = SINGLE if dtype == torch.float32 else HALF
     for length in ([1, 63, 1000], [16, 64, 0]):
         some = scene(length, group, dim, size, dtype=dtype)
         listed = lists(some, lambda blocks, i: np.arange(blocks)[i % 2::2])
         ours = ops.attend(some.q, some.cache(listed), listed, impl=impl)
         assert ours.out.dtype == ours.lse.dtype == torch.float32
-        close(ours, some.truth(listed), SINGLE)
-        close(ops.dense(some.q, some.cache(), impl=impl), some.truth(), SINGLE)
+        close(ours, some.truth(listed), bound)
+        close(ops.dense(some.q, some.cache(), impl=impl), some.truth(), bound)
 
 
 @pytest.mark.slow
