@@ -311,8 +311,9 @@ def test_the_offline_model_records_the_same_twice(models):
 
 @pytest.mark.slow
 def test_shipped_traces_are_recorded_again(models, root):
-    """One of each family; `make traces` does all."""
-    lines = {line["family"]: line for line in trace.index(root / "data" / "traces")}
+    """One of each family but the long chains, which take ten minutes each; `make traces` does all."""
+    listed = trace.index(root / "data" / "traces")
+    lines = {line["family"]: line for line in listed if line["decoding"] != "sampled"}
     for line in lines.values():
         shipped = trace.read(root / "data" / "traces" / line["file"])
         assert recording.difference(recording.again(line), shipped) <= recording.TOLERANCE, line["file"]
