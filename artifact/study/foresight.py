@@ -90,7 +90,8 @@ def overall(found: pd.DataFrame) -> pd.DataFrame:
 
 def locality(found: pd.DataFrame) -> pd.DataFrame:
     """Figure 3 and Table 5: overlap by prompt family, and below ours the paper's cells, told apart by origin."""
-    ours = prediction.over_prompts(found, [*AS, "model", "family"])
+    ours = prediction.over_prompts(found.assign(of=found["family"]), [*AS, "model", "of"])
+    ours = ours.rename(columns={"of": "family"})
     theirs = printed.cells(printed.overlap())
     return pd.concat([ours, theirs[["method", "model", "benchmark", "overlap_frac", "cell", "source", "origin"]]],
                      ignore_index=True)

@@ -19,8 +19,8 @@ PAPER = "the PRR paper"
 BENCHMARKS = ("LongBench", "InfiniteBench", "RULER", "AIME", "MATH500")
 _PANELS = (("quest", 16), ("infllm", 64))
 _SHADES = ("#FAFCFE", "#62A4CF")  # little to much, dark ink readable on both
-_KINDS = (("again", "#9CC9E6", "selected again"), ("new", "#D55E00", "new"),
-          ("forced", INK, "always: the newest token's"))
+_KINDS = (("again", "#9CC9E6", "square", 5, "selected again"), ("new", "#D55E00", "diamond", 9, "new"),
+          ("forced", INK, "square", 7, "always: the newest token's"))
 _LONG = 152  # px below a plot, for a note of three lines
 
 
@@ -29,10 +29,10 @@ def selections(frame: pd.DataFrame) -> go.Figure:
     frame = frame.sort_values(["step", "block"])
     figure = style.sheet("Which blocks one head attends to, step by step", 740, legend=True, bottom=_LONG)
     steps = sorted(frame["step"].unique())
-    for kind, colour, name in _KINDS:
+    for kind, colour, symbol, size, name in _KINDS:
         cells = frame[frame["kind"] == kind]
         figure.add_scatter(x=cells["block"].tolist(), y=cells["step"].tolist(), mode="markers", name=name,
-                           marker={"symbol": "square", "size": 5 if kind == "again" else 6.5, "color": colour},
+                           marker={"symbol": symbol, "size": size, "color": colour},
                            hovertemplate="step %{y}, block %{x}<extra></extra>")
     most = frame["block"].max()
     figure.update_xaxes(title_text="block of the sequence (index, oldest first)", range=[-3, most + 3], showgrid=False)
@@ -149,7 +149,7 @@ def coverage(frame: pd.DataFrame) -> go.Figure:
     """Coverage against |P| / |A|: whole, and below what is still missed, on a logarithmic axis."""
     shown = _shown(frame)
     names = [name for name in style.predictors(frame) if name != "oracle"]
-    figure = style.sheet("How much of the next selection is predicted", 1000, rows=2, cols=len(shown), legend=2,
+    figure = style.sheet("How much of the next selection is predicted", 900, rows=2, cols=len(shown), legend=2,
                          bottom=_LONG, headings=True, shared_xaxes=True, shared_yaxes=True, vertical_spacing=0.06,
                          horizontal_spacing=0.05)
     sizes = sorted(frame["predicted_ratio"].unique())
@@ -190,7 +190,7 @@ def predictors(frame: pd.DataFrame) -> go.Figure:
     shown = _shown(frame)
     sizes = [size for size in (1.0, 1.5) if size in set(frame["predicted_ratio"])]
     names = style.predictors(frame)
-    figure = style.sheet("Coverage of each predictor", 240 + 360 * len(shown), rows=len(shown), cols=len(sizes),
+    figure = style.sheet("Coverage of each predictor", 220 + 340 * len(shown), rows=len(shown), cols=len(sizes),
                          legend=True, headings=True, left=175, shared_xaxes=True, shared_yaxes=True,
                          horizontal_spacing=0.06, vertical_spacing=0.11)
     for (row, (method, page)), (col, size) in itertools.product(enumerate(shown, 1), enumerate(sizes, 1)):
