@@ -9,7 +9,9 @@ import time
 import pandas as pd
 import pytest
 
-from artifact.study import experiments, figures, plate, provenance, style, widgets
+from artifact.prr import baselines, coverage
+from artifact.prr.predictor import Theta
+from artifact.study import experiments, figures, foresight, plate, prediction, provenance, scale, style, widgets
 
 LARGEST_BYTES = 60_000
 KEYS = list(figures.FIGURES)
@@ -55,7 +57,7 @@ def test_every_axis_has_a_unit_or_names(drawn, key):
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_figure_says_where_its_numbers_come_from(drawn, frames, key):
-    words = {"simulated": "simulated", "modelled": "modelled", "published": "published", "recorded": "recorded"}
+    words = {origin: origin for origin in ("simulated", "modelled", "published", "recorded", "measured")}
     foot = max(texts(drawn[key])[1:], key=lambda text: sum(word in text.lower() for word in words.values())).lower()
     assert all(words[origin] in foot for origin in set(frames[key]["origin"]))
 
@@ -89,12 +91,28 @@ def test_a_figure_does_not_change_its_frame(frames):
 
 # --- policies
 
-def test_policies_differ_in_colour_marker_and_pattern():
-    for looks in zip(*style.POLICIES.values(), strict=True):
-        assert len(set(looks)) == len(style.POLICIES)
+@pytest.mark.parametrize("kind", [style.POLICIES, style.PREDICTORS, style.METHODS])
+def test_what_is_compared_differs_in_colour_marker_and_pattern(kind):
+    for looks in zip(*kind.values(), strict=True):
+        assert len(set(looks)) == len(kind)
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if key not in ("banks", "heatmap")])
+@pytest.mark.parametrize("key", ["coverage", "predictors", "shifts"])
+def test_predictors_keep_their_colours_and_markers(drawn, key):
+    names, seen = {style.said(name): look for name, look in style.PREDICTORS.items()}, set()
+    for trace in drawn[key]["data"]:
+        look = names.get(trace.get("name"))
+        if look and trace["type"] == "scatter":
+            assert (trace["marker"]["color"], trace["marker"]["symbol"]) == (look.colour, look.symbol)
+            assert trace["line"]["color"] == look.colour
+        elif look:
+            assert trace["marker"]["color"] == look.colour
+        seen |= {trace["name"]} if look else set()
+    assert len(seen) >= 6
+
+
+@pytest.mark.parametrize("key", [key for key, plot in figures.FIGURES.items()
+                                 if "allocator" in plot.columns and key != "heatmap"])
 def test_policies_keep_their_colours(drawn, key):
     seen = set()
     for trace in drawn[key]["data"]:
@@ -122,6 +140,21 @@ def test_published_numbers_are_hollow_and_ours_are_not(drawn, frames, key):
     assert any(value for trace in hollow for value in trace["y"] or ())
     own = frames[key][frames[key]["origin"] != "published"]
     assert "-open" not in figures.draw(key, own).to_json()
+
+
+def test_the_papers_overlaps_are_hollow_and_never_merged_with_ours(drawn, frames):
+    frame = frames["locality"]
+    theirs, ours = style.published(frame), style.ours(frame)
+    assert len(theirs) == 60 and theirs["prompts_count"].isna().all() and ours["benchmark"].isna().all()
+    hollow = [trace for trace in drawn["locality"]["data"]
+              if str(trace.get("marker", {}).get("symbol")).endswith("-open") and trace["x"] != [None]]
+    printed = [value for trace in hollow for value in trace["y"]]
+    assert sorted(printed) == sorted(theirs["overlap_frac"])
+    filled = [value for trace in drawn["locality"]["data"] if trace not in hollow for value in trace["y"]]
+    assert not set(filled) & set(theirs["overlap_frac"])
+    assert "-open" not in figures.draw("locality", ours).to_json()
+    assert max(x for trace in drawn["locality"]["data"] if trace not in hollow and trace["x"] != [None]
+               for x in trace["x"]) < min(x for trace in hollow for x in trace["x"])
 
 
 def test_published_numbers_lie_beside_the_same_cells_only():
@@ -160,6 +193,10 @@ def test_a_missing_column_is_named(frames, key, column):
     ("headline", {"workload": "idle"}, r"no rows of this artifact with workload in: steady, spec"),
     ("headline", {"origin": "published"}, r"every row is published"),
     ("bandwidth", {"block_tokens": 32}, r"no rows of this artifact with block_tokens in: 16"),
+    ("coverage", {"predictor": "best"}, r"predictor 'best' has no colour; allowed: last step, calibrated"),
+    ("coverage", {"coverage_frac": "high"}, r"column 'coverage_frac' holds 'high'; it must hold numbers"),
+    ("predictors", {"method": "mine"}, r"no rows with method and page_tokens in: quest 16, infllm 64"),
+    ("locality", {"origin": "published"}, r"every row is published"),
 ])
 def test_what_cannot_be_drawn_is_said(frames, key, change, says):
     with pytest.raises(ValueError, match=says):
@@ -312,3 +349,36 @@ def test_the_explorer_names_a_missing_combination(map_frame):
     lacking = map_frame[(map_frame["allocator"] != "paged") | (map_frame["block_tokens"] != 8)]
     with pytest.raises(ValueError, match="no rows of paged with blocks of 8 tokens"):
         widgets.placement_explorer(lacking)
+
+
+# --- the predictor's widget
+
+@pytest.fixture(scope="module")
+def head_frame():
+    return foresight.scores(foresight.recordings(scale.load("tiny"))[0], layer=10, head=0)
+
+
+def test_the_predictor_explorer_counts_as_coverage_does(head_frame):
+    box = widgets.predictor_explorer(head_frame)
+    (alpha, beta, gamma), (size, step) = (part.children for part in box.children[0].children)
+    figure = box.children[1]
+    alpha.value, gamma.value = 1.0, 0.0
+    assert list(figure.data[5].y) == list(figure.data[6].y)  # the last step's set
+    recorded = foresight.recordings(scale.load("tiny"))[0]
+    part = prediction.steps(recorded, 10, foresight.method())
+    for theta, ratio, at in (((0.4, 0.3, 0.25), 1.0, 5), ((0.8, 0.5, 0.75), 1.5, 16), ((0.2, 0.1, 0.0), 0.5, 63)):
+        alpha.value, beta.value, gamma.value = theta
+        size.value, step.value = ratio, at
+        found = coverage.measure(part, baselines.ema(part, Theta(*theta)), (ratio,)).dynamic[0, :, 0]
+        assert list(figure.data[5].y) == pytest.approx(found.tolist())
+        foreseen, missed, waste = (len(trace.x) for trace in figure.data[2:5])
+        assert foreseen / (foreseen + missed) == pytest.approx(found[at])
+        assert foreseen + waste <= int(63 * ratio) and list(figure.data[7].x) == [at]
+        assert f"<b>step {at}</b>: {foreseen} foreseen, {missed} missed" in figure.layout.annotations[0].text
+        assert f"coverage {found.mean():.3f}" in figure.layout.annotations[1].text
+
+
+@pytest.mark.parametrize("column", [*widgets.HEAD, "origin"])
+def test_the_predictor_explorer_names_a_missing_column(head_frame, column):
+    with pytest.raises(ValueError, match=f"no column '{column}'"):
+        widgets.predictor_explorer(head_frame.drop(columns=column))

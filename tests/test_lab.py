@@ -1,4 +1,4 @@
-"""Notebook 11 as a reader meets it: in JupyterLab in a browser, all cells run, the slider moved, no console error."""
+"""Notebooks as a reader meets them: in JupyterLab in a browser, all cells run, a slider moved, no console error."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ import urllib.request
 
 import pytest
 
-from artifact.study import experiments, provenance, style
+from artifact.study import experiments, foresight, provenance, scale, style, widgets
 
 BENIGN = ("favicon", "ResizeObserver loop")
 EXPLORER = ".jupyter-widgets .js-plotly-plot"
@@ -24,6 +24,8 @@ HEADING = f"""() => [...document.querySelectorAll('{EXPLORER} .annotation-text')
     .find(text => text.includes('needed'))"""
 
 
+TITLES = f"""() => [...document.querySelectorAll('{EXPLORER} .annotation-text')].map(e => e.textContent)"""
+POINTS = f"""() => document.querySelector('{EXPLORER}').data.map(trace => [[...trace.x], [...trace.y]])"""
 WATCH = f"""() => {{
     const before = ({HEADING})();
     window.moved = null;
@@ -41,8 +43,8 @@ def _free_port():
 
 
 @contextlib.contextmanager
-def _lab(folder):
-    """A JupyterLab of its own, at home in `folder`; yields the address of its notebook."""
+def _lab(folder, name):
+    """A JupyterLab of its own, at home in `folder`; yields the address of notebook `name`."""
     port, token = _free_port(), secrets.token_hex(16)
     own = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
     log = folder / "lab.log"
@@ -64,7 +66,7 @@ def _lab(folder):
                 time.sleep(0.25)
         else:
             pytest.fail(f"JupyterLab did not answer: {log.read_text()[-2000:]}")
-        yield f"http://127.0.0.1:{port}/lab/tree/11_bandwidth.ipynb?token={token}&reset"
+        yield f"http://127.0.0.1:{port}/lab/tree/{name}.ipynb?token={token}&reset"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGINT)
@@ -94,19 +96,22 @@ def _run_all(page):
     }""", timeout=120_000)
 
 
-def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path):
+@contextlib.contextmanager
+def _opened(root, folder, name, said):
+    """Notebook `name` at tiny scale, all of its cells run in a browser: (page, how many figures it declares).
+
+    `said` gets what the console reports as errors.
+    """
     browser, _ = provenance.chromium()
     if browser is None:
         pytest.skip("no Chromium: JupyterLab in a browser cannot be tested")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    notebook = json.loads((root / "notebooks" / "11_bandwidth.ipynb").read_text())
+    notebook = json.loads((root / "notebooks" / f"{name}.ipynb").read_text())
     assert "parameters" in notebook["cells"][1]["metadata"]["tags"]
-    notebook["cells"][1]["source"] = f'scale = "tiny"\nresults = {str(tmp_path / "results")!r}'
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "11_bandwidth.ipynb").write_text(json.dumps(notebook))
-    table = experiments.recorded("10_placement", "placement_map.csv")
-    said = []
-    with _lab(tmp_path) as address, playwright.sync_playwright() as started:
+    notebook["cells"][1]["source"] = f'scale = "tiny"\nresults = {str(folder / "results")!r}'
+    (folder / "home").mkdir()
+    (folder / "home" / f"{name}.ipynb").write_text(json.dumps(notebook))
+    with _lab(folder, name) as address, playwright.sync_playwright() as started:
         chromium = started.chromium.launch(executable_path=browser, args=[
             "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
             "--disable-sync", "--no-first-run"])
@@ -116,8 +121,16 @@ def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path):
         page.goto(address, timeout=120_000)
         _run_all(page)
         assert page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+        page.locator(".jupyter-widgets .noUi-handle").first.scroll_into_view_if_needed()
+        yield page, len(notebook["metadata"]["artifact"]["figures"])
+        chromium.close()
+
+
+def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path):
+    table = experiments.recorded("10_placement", "placement_map.csv")
+    said = []
+    with _opened(root, tmp_path, "11_bandwidth", said) as (page, count):
         handle = page.locator(".jupyter-widgets .noUi-handle").first
-        handle.scroll_into_view_if_needed()
         page.wait_for_function(f"!!({HEADING})()", timeout=60_000)
         before = page.evaluate(HEADING)
         page.screenshot(path=tmp_path / "before.png")
@@ -131,7 +144,6 @@ def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path):
         chosen, state = page.evaluate(HEADING), page.evaluate(STATE)
         page.screenshot(path=tmp_path / "after.png")
         drawn = page.locator(".js-plotly-plot").count()
-        chromium.close()
 
     def regions(allocator, tokens):
         cells = table[(table["allocator"] == allocator) & (table["block_tokens"] == tokens)]
@@ -145,6 +157,33 @@ def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path):
     assert state[:-1] == bars  # what the browser holds, not only what was sent to it
     cells = table[(table["allocator"] == "pim-aware") & (table["block_tokens"] == 8)].sort_values("order_index")
     assert state[-1] == ["scatter", cells["region"].tolist(), None, style.POLICIES["pim-aware"].colour]
-    assert drawn == len(notebook["metadata"]["artifact"]["figures"]) + 1
+    assert drawn == count + 1
     assert [text for text in said if not any(word in text for word in BENIGN)] == []
     print(f"redrawn {taken_ms:.0f} ms after the key; screenshots in {tmp_path}")
+
+
+def test_notebook_03_runs_and_its_predictor_moves(root, tmp_path):
+    said = []
+    with _opened(root, tmp_path, "03_predictor", said) as (page, count):
+        page.wait_for_function(f"(({TITLES})()[1] ?? '').startsWith('all steps')", timeout=60_000)
+        before = page.evaluate(TITLES)
+        handles = page.locator(".jupyter-widgets .noUi-handle")
+        for _ in range(8):  # alpha from 0.4 to 0.8
+            handles.nth(0).press("ArrowRight")
+        handles.nth(3).press("ArrowRight")  # |P| / |A| from 1 to 1.25
+        box = widgets.predictor_explorer(foresight.scores(
+            foresight.recordings(scale.load("tiny"))[0], layer=10, head=0))
+        (alpha, *_), (size, _) = (part.children for part in box.children[0].children)
+        alpha.value, size.value = 0.8, 1.25
+        expected = box.children[1]
+        wanted = [note.text.replace("<b>", "").replace("</b>", "") for note in expected.layout.annotations[:2]]
+        page.wait_for_function(f"wanted => ({TITLES})()[1] === wanted", arg=wanted[1], timeout=20_000)
+        page.wait_for_timeout(300)
+        after, held = page.evaluate(TITLES), page.evaluate(POINTS)
+        page.screenshot(path=tmp_path / "after.png")
+        drawn = page.locator(".js-plotly-plot").count()
+    assert after[:2] == wanted != before[:2]
+    for (x, y), trace in zip(held, expected.data, strict=True):  # what the browser holds, not only what was sent to it
+        assert x == list(trace.x) and y == pytest.approx(list(trace.y))
+    assert drawn == count + 1
+    assert [text for text in said if not any(word in text for word in BENIGN)] == []

@@ -11,7 +11,7 @@ from test_calibration import trace_like
 from artifact.models import trace
 from artifact.prr import calibration, coverage
 from artifact.prr.predictor import Theta
-from artifact.study import fitting, prediction, results, shifts
+from artifact.study import bench, fitting, prediction, results, shifts
 
 TOKENS, STEPS, ROWS, LAYERS, GROUP = 321, 24, 20, (3, 11), 3
 
@@ -181,6 +181,24 @@ def test_learning_and_cost_have_times_and_the_papers_numbers(recordings, quest):
     assert set(learning["predictor"]) == {"ema", "learned"} and learning[["fit_ms", "prediction_us"]].min(axis=None) > 0
     cost = fitting.cost(rows=(4,), blocks=(256,), rounds=1)
     assert list(cost["origin"]) == ["measured", "published"] and list(cost["whole_ms"])[1] == 2.4
+
+
+def test_the_bench_says_what_it_measured():
+    frame = bench.predictor(rows=12, blocks=32, heads=1, budget=8, rounds=1)
+    assert set(frame["unit"]) == {"ms", "ratio"} and frame["value"].min() > 0 and set(frame["origin"]) == {"measured"}
+
+
+@pytest.mark.slow
+def test_the_shipped_traces_say_what_the_predictor_is_worth():
+    """A small model's numbers: the level adds a point or two to the last step, the trend next to nothing."""
+    recorded = [trace.read(file) for file in prediction.shipped()]
+    found = prediction.curves(recorded, prediction.method(group="max"), (1, 1.5))
+    means = prediction.over_prompts(found, ["predicted_ratio", "predictor"]).set_index(["predicted_ratio", "predictor"])
+    at = means["coverage_frac"]
+    assert set(means["prompts_count"]) == {len(recorded)}
+    assert at[1, "calibrated"] - at[1, "last step"] == pytest.approx(0.02, abs=0.01)
+    assert abs(at[1, "calibrated"] - at[1, "no trend"]) < 0.003
+    assert at[1.5, "calibrated"] > 0.95 > 0.5 > at[1.5, "random"]
 
 
 def test_a_topic_changes_at_once(recordings, quest):

@@ -78,9 +78,9 @@ def test_a_block_without_a_score_begins_anew():
 
 def test_blocks_may_be_added_but_not_taken_away():
     theta = Theta(0.5, 0.5, 0.5)
-    state = predictor.update(predictor.begin((1, 2)), np.float32([[1, 2]]), theta)
-    grown = predictor.update(state, np.float32([[1, 2, 7]]), theta)
-    assert grown.level.tolist() == [[1, 2, 7]] and grown.trend.tolist() == [[0, 0, 0]]
+    *_, state = states(np.float32([[[1, 2]], [[3, 2]]]), theta)
+    grown = predictor.update(state, np.float32([[3, 2, 7]]), theta)
+    assert grown.level.tolist() == [[2.5, 2, 7]] and grown.trend.tolist() == [[0.5 * 1 + 0.5 * 1, 0, 0]]
     for shape in ((1, 2), (2, 3), (3,)):
         with pytest.raises(ValueError, match="allowed: the same, or more blocks"):
             predictor.update(grown, np.zeros(shape, np.float32), theta)

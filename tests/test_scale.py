@@ -13,6 +13,7 @@ prompt_tokens: [512]
 run_length_requests: [20]
 trace_requests: 50
 sample_requests: 20
+prediction_prompts: 2
 """
 
 

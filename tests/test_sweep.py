@@ -1,7 +1,13 @@
 """Sweeps: expansion by scale, resuming, failures, and the same bytes for the same seed."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
+import pandas as pd
 import pytest
 
 from artifact.study import experiments, scale, sweep
@@ -135,3 +141,19 @@ def test_traces_run_where_files_are(tmp_path, tiny):
     )
     frame = experiments.traces(tiny, folder=tmp_path)
     assert set(frame["trace"]) == {"chat.csv"} and len(frame) == 4
+
+
+def test_ctrl_c_is_one_line_and_the_next_run_goes_on(tmp_path):
+    """SIGINT to the whole group, as a terminal sends it, once the first cells are kept."""
+    keep, out = tmp_path / "keep", tmp_path / "out.csv"
+    command = [sys.executable, "-m", "artifact", "kv", "sweep", "headline", "--keep", keep, "--out", out]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while running.poll() is None and len(list(keep.glob("*.json"))) < 2:
+        time.sleep(0.02)
+    os.killpg(running.pid, signal.SIGINT)
+    said = running.communicate()[1]
+    kept = len(list(keep.glob("*.json")))
+    assert running.returncode == 130 and said.strip() == "artifact: interrupted; finished results are kept"
+    assert not out.exists() and 2 <= kept < 48
+    assert subprocess.run(command).returncode == 0
+    assert len(pd.read_csv(out)) == 48 == len(list(keep.glob("*.json")))

@@ -154,6 +154,15 @@ def verdicts(scale: str, folder: Path, claims: list[Claim] | None = None, fresh:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
+def _absent(claim: Claim, frame: pd.DataFrame) -> bool:
+    """Whether a result has no row for a claim that needs more than a CPU: what it is about was not measured here."""
+    rows = frame
+    for column, value in claim.where.items():
+        if column in rows:
+            rows = rows[rows[column].isna() if value is None else rows[column] == value]
+    return rows.empty
+
+
 def written(ours: float | None, target: str) -> str | None:
     """Our value as text, with two digits more than the number that it is held against was printed with."""
     if ours is None or pd.isna(ours):
@@ -178,6 +187,8 @@ def counts(frame: pd.DataFrame) -> dict[str, int]:
 
 def _row(claim: Claim, scale: str, folder: Path, read: Callable, trusted: Callable, fresh: tuple[Path, ...]) -> dict:
     lacking = _lacking(claim, scale, folder, trusted, fresh)
+    if lacking is None and claim.needs and _absent(claim, read(folder / claim.result)):
+        lacking = f"needs {claim.needs}"
     ours, origin, verdict, reason = None, None, "not-measured-here", lacking
     if lacking is None:
         ours, origin = lookup(claim, read(folder / claim.result))

@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.pim import geometry
-from artifact.study import schematics, style
+from artifact.study import prr_figures, schematics, style
 from artifact.study.style import INK, POLICIES, QUIET, SIZE, SMALL, WASH
 
 BLOCK_TOKENS = 16  # vLLM v0.2.7's default block, at which workloads and policies are compared
@@ -21,7 +21,8 @@ SWEPT = {"steady": "solid", "spec": "8px,5px"}  # the workloads swept over block
 MAPS = {"host-cacheline": "cachelines interleaved", "host-centric": "rows interleaved",
         "pim-friendly": "a slab per channel"}
 STUDY_MAP = "host-cacheline"
-_WORDS = ("allocator", "workload", "address_map", "trace")  # columns of text; all others that are drawn are numbers
+_WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
+          "prompt")  # columns of text; all others that are drawn are numbers
 
 
 class Plot(NamedTuple):
@@ -499,4 +500,78 @@ FIGURES: dict[str, Plot] = {
         "Real serving traces instead of drawn workloads, same pool rule and same engine.",
         "Grouped bars of M1 and M3 by trace and allocator.",
         ("trace", "allocator", "m1_row_hit_frac", "m3_bandwidth_gbps")),
+    "selecting": Plot(
+        schematics.selecting, "02_locality", "settings.csv",
+        "Dynamic sparse attention reads only the blocks whose summaries the query scores highest, so it must select "
+        "before it can attend. PRR predicts the selection, attends to the prediction while the selection still runs, "
+        "and repairs the result over what was missed.",
+        "Drawing. A row of bars, one per block, with the highest ones lit; below it the same blocks with only those "
+        "read; then two time lines, select and attend in turn, and PRR's with both at once and a short repair.",
+        ("method", "page_tokens", "blocks_count", "budget_count", "attended_frac")),
+    "selections": Plot(
+        prr_figures.selections, "02_locality", "selections.csv",
+        "What one KV head selects over the decode steps of one prompt: vertical lines are blocks that stay selected. "
+        "Most of a step's blocks were selected by the step before.",
+        "Raster of decode steps downwards and blocks across; most marks continue the marks above them, a few are new.",
+        ("step", "block", "kind", "layer", "head", "model", "family", "prompt")),
+    "locality": Plot(
+        prr_figures.locality, "02_locality", "locality.csv",
+        "The share of a step's blocks that the step before had attended to as well. Ours are real traces of a small "
+        "model at 4K tokens, by prompt family; the paper's are six much larger models, by benchmark. They are "
+        "different models on different text, shown side by side and never averaged together.",
+        "Two panels, Quest above and InfLLM-v2 below: overlap by prompt family on the left with intervals, the paper's "
+        "hollow marks by benchmark on the right, a dotted line for random sets far below.",
+        ("method", "page_tokens", "model", "family", "overlap_frac", "overlap_forced_frac", "random_frac"), True),
+    "overlap_heads": Plot(
+        prr_figures.overlap_heads, "02_locality", "overlap_heads.csv",
+        "Overlap of adjacent steps in each layer and KV head. Heads differ more than prompts do.",
+        "Three heat maps of overlap, layers down and KV heads across, with a number in each cell.",
+        ("method", "page_tokens", "layer", "head", "overlap_frac")),
+    "history": Plot(
+        prr_figures.history, "03_predictor", "history.csv",
+        "The score of one block that is selected and left out in turn, the level that follows it, and the prediction, "
+        "level plus a part of the trend. Both are made before the step's score is known.",
+        "Line chart over decode steps: scattered scores, a smooth level, a prediction that leans ahead of it, and a "
+        "dashed line above which blocks are selected.",
+        ("step", "block", "score", "level", "prediction", "least_selected", "layer", "head", "alpha", "beta", "gamma",
+         "model", "family", "prompt")),
+    "calibration": Plot(
+        schematics.calibration, "03_predictor", "grid.csv",
+        "How PRR finds its parameters: while the prompt is read, every candidate is tried on the scores of the "
+        "prefill's last rows; the one that would have predicted most of their selections is used in the decode. The "
+        "shades are the objective of one layer of one prompt.",
+        "Drawing. Rows of scores, an arrow to a grid of shaded candidates, one outlined, an arrow to its alpha, beta "
+        "and gamma; below, four boxes in a loop: predict, attend, repair, update.",
+        ("alpha", "beta", "gamma", "objective_frac", "rows_count", "blocks_count", "budget_count")),
+    "coverage": Plot(
+        prr_figures.coverage, "03_predictor", "coverage.csv",
+        "Coverage of each predictor by the size of what it predicts, relative to what is selected. The upper panels "
+        "show it whole; the lower ones show what is missed, where the predictors can be told apart.",
+        "Four line charts, Quest and InfLLM-v2: coverage rises with the predicted size, nearly alike for the last step "
+        "and all EMAs, lower for static frequency and far lower for random.",
+        ("method", "page_tokens", "predictor", "predicted_ratio", "coverage_frac", "coverage_frac_min",
+         "coverage_frac_max", "prompts_count")),
+    "predictors": Plot(
+        prr_figures.predictors, "03_predictor", "coverage.csv",
+        "Coverage of every predictor at equal size and at half as much more. The last step's blocks are nearly as good "
+        "as any; a larger prediction is worth more than a better predictor; random overlap is the floor.",
+        "Horizontal bars by predictor in four panels with their numbers, a tick for the coverage that counts forced "
+        "blocks, and a dotted line at random.",
+        ("method", "page_tokens", "predictor", "predicted_ratio", "coverage_frac", "coverage_frac_max",
+         "coverage_forced_frac", "prompts_count")),
+    "calibration_rows": Plot(
+        prr_figures.calibration_rows, "03_predictor", "calibration_rows.csv",
+        "Coverage of the decode steps with parameters chosen from the last so many rows of the prefill, against the "
+        "best of the candidates in hindsight.",
+        "Two line charts over the number of rows: coverage rises a little and comes close to a dashed line.",
+        ("method", "page_tokens", "rows_count", "coverage_frac", "coverage_frac_min", "coverage_frac_max",
+         "best_coverage_frac", "prompts_count")),
+    "shifts": Plot(
+        prr_figures.shifts, "03_predictor", "shifts.csv",
+        "Two abrupt shifts made from recorded traces. Left, the steps become those of another text: every predictor "
+        "falls, the last step is back first, the EMA needs a few steps. Right, an attention sink moves: which share of "
+        "heads expects it at its new place.",
+        "Two line charts around a shift: coverage falls at once and recovers within a few steps but for static "
+        "frequency; the share of heads that expect the moved sink rises from none to all within a few steps.",
+        ("kind", "predictor", "step", "coverage_frac", "moved_frac", "prompts_count")),
 }

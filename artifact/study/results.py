@@ -23,7 +23,8 @@ SETTINGS = (  # numbers that need no unit: what was asked for, and which one it 
     "rid", "prefix_id", "seq_id", "step", "arrival_step", "sample", "block", "region", "channel", "bank_group", "bank",
     "row", "column", "slot", "order_index", "blocks_per_region", "layer", "head", "alpha", "beta", "gamma",
 )
-PLAIN = (*SETTINGS, "region_spread", "published", "ours", "tolerance")  # and a ratio, and a claim's own numbers
+SCORES = ("score", "level", "prediction", "least_selected")  # of a block, in the selection method's own measure
+PLAIN = (*SETTINGS, *SCORES, "region_spread", "published", "ours", "tolerance")  # and a ratio, a claim's own numbers
 TIMING = ".timing.csv"
 MANIFEST = "manifest.json"
 _UNIT = re.compile(rf"(?:^|_)(?P<unit>{'|'.join(UNITS)})(_per_(?P<per>[a-z]+))?(?P<rest>_(p\d\d|min|max|mean))?$")

@@ -26,6 +26,7 @@ class Scale(BaseModel):
     run_length_requests: Sizes = Field(description="run lengths of the experiment on M1 by run length, requests")
     trace_requests: PositiveInt = Field(description="the first so many requests of a real trace")
     sample_requests: PositiveInt = Field(description="requests of the shorter of the two placement runs")
+    prediction_prompts: PositiveInt = Field(description="the first so many of the recorded decode traces")
 
 
 def load(name: str, folder: Path | None = None) -> Scale:

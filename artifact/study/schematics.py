@@ -10,10 +10,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.study import style
-from artifact.study.style import INK, NOTE, POLICIES, QUIET, SIZE, SMALL
+from artifact.study.style import INK, LOOKS, NOTE, POLICIES, QUIET, SIZE, SMALL
 
 _OPEN, _CELL, _EDGE = "#3A3A3A", "#F4F4F4", "#BDBDBD"  # an open row, a closed one, outlines
-_OTHERS = "#DCDCDC"  # blocks of other sequences
+_OTHERS = "#DCDCDC"  # blocks of other sequences, and all that nothing is said of
+_AGAIN = LOOKS["last step"].colour
 _ROWS, _LIT = 8, 3  # rows drawn of each bank, and which of them is open
 
 
@@ -31,12 +32,7 @@ def banks(frame: pd.DataFrame) -> go.Figure:
     one token), block_tokens, tccd_ab_ns, trc_ns.
     """
     memory = frame.iloc[0]
-    height = 630
-    figure = style.sheet("What in-memory attention needs, and what an allocator gives it", height + 146, left=24,
-                         bottom=80)
-    figure.update_layout(margin={"r": 24})
-    figure.update_xaxes(range=[0, style.WIDTH - 48], visible=False)
-    figure.update_yaxes(range=[height, 0], visible=False)
+    figure = _canvas("What in-memory attention needs, and what an allocator gives it", 630)
     banks_at = _channel(figure, memory)
     _all_channels(figure, memory, banks_at)
     in_region = max(1, int(memory["row_bytes"] * memory["banks_count"] * memory["channels_count"]
@@ -123,6 +119,154 @@ def _shelves(figure: go.Figure, left: float, policy: str, rule: str, slots: int,
     rows = "row" if len(touched) == 1 else "rows"
     _text(figure, left + 100, top + 8 * shelf + 20, size=SIZE,
           text=f"{len(own)} {blocks} to read: <b>{len(touched)} {rows} to open</b>")
+
+
+def selecting(frame: pd.DataFrame) -> go.Figure:
+    """Dynamic sparse attention: select, then attend; and what PRR does instead of waiting.
+
+    `frame`: one row a method: method, page_tokens, blocks_count, budget_count, attended_frac. Quest's is drawn.
+    """
+    row = frame[frame["method"] == "quest"].sort_values("page_tokens").iloc[0]
+    figure = _canvas("What is selected, and why it need not be waited for", 560)
+    count, kept = 36, 9
+    bars = [0.25 + 0.75 * ((17 * i * i + 5 * i) % 31) / 31 for i in range(count)]
+    best = sorted(range(count), key=bars.__getitem__)[-kept:]
+    _text(figure, 0, 14, "<b>1 select.</b> Each block's keys have a summary; the query scores every summary", size=SIZE)
+    left, wide, floor = 30, 23.6, 150
+    _boxes(figure, [_Box(left + i * wide, floor - 96 * bars[i], wide - 5, 96 * bars[i]) for i in range(count)
+                    if i not in best], _OTHERS, _OTHERS)
+    _boxes(figure, [_Box(left + i * wide, floor - 96 * bars[i], wide - 5, 96 * bars[i]) for i in best], _AGAIN, _AGAIN)
+    _text(figure, 0, 190, "<b>2 attend.</b> Keys and values are read only of the best", size=SIZE)
+    _boxes(figure, [_Box(left + i * wide, 212, wide - 5, 24) for i in range(count) if i not in best], "white", _EDGE)
+    _boxes(figure, [_Box(left + i * wide, 212, wide - 5, 24) for i in best], _AGAIN, _AGAIN)
+    _text(figure, left, 258, f"here {row['blocks_count']:g} blocks of {row['page_tokens']:g} tokens, "
+                             f"<b>{row['budget_count']:g}</b> attended to: {row['attended_frac']:.2f} of the sequence")
+    _text(figure, 0, 318, "<b>One layer after another:</b> attention waits for the selection", size=SIZE)
+    serial = [("select", 130), ("attend", 120), ("rest", 130)]
+    _bars(figure, 30, 340, [*serial, *serial])
+    _text(figure, 0, 414, "<b>PRR:</b> attend to the <i>predicted</i> blocks meanwhile, then repair what they missed",
+          size=SIZE)
+    step = 130 + 66 + 130
+    for x in (30, 30 + step):
+        _bars(figure, x, 436, [("select", 130)])
+        _bars(figure, x, 472, [("attend to P", 124)], colour=LOOKS["calibrated"].colour)
+        _bars(figure, x + 130, 454, [("repair", 66), ("rest", 130)])
+    end, saved = 30 + 2 * step, 30 + 2 * 380
+    for x, top in ((end, 490), (saved, 436)):
+        figure.add_shape(type="line", x0=x, x1=x, y0=top, y1=516, line={"color": QUIET, "width": 2, "dash": "3px,3px"})
+    figure.add_shape(type="line", x0=saved, x1=saved, y0=374, y1=400,
+                     line={"color": QUIET, "width": 2, "dash": "3px,3px"})
+    _line_to(figure, saved - 2, 503, end + 2, 503)
+    _text(figure, (end + saved) / 2, 482, "saved", anchor="center")
+    _text(figure, 30, 540, "<b>P</b>: the blocks predicted. <b>A</b>: the blocks selected. Missed: A without P")
+    return style.note(figure, frame, "scores and times are not to scale", of="drawing; block counts: ")
+
+
+def calibration(frame: pd.DataFrame) -> go.Figure:
+    """Figure 6 of the paper, drawn: prefill rows, the candidates with their objective, theta, predict and update.
+
+    `frame`: one row a candidate of one prompt and layer: alpha, beta, gamma, objective_frac, rows_count,
+    blocks_count, budget_count.
+    """
+    frame = frame.sort_values(["alpha", "beta", "gamma"])
+    first, best = frame.iloc[0], frame.loc[frame["objective_frac"].idxmax()]
+    figure = _canvas("Calibration in the prefill, prediction in the decode", 560)
+    _text(figure, 0, 14, "<b>Prefill</b>", size=SIZE)
+    rows, blocks, side = 11, 13, 15
+    shades = ("#EDF4FA", "#9CC9E6", "#3F86B5")
+    cells: dict[str, list[_Box]] = {shade: [] for shade in shades}
+    for r in range(rows):
+        for b in range(blocks - 4 + r * 4 // rows):
+            value = (7 * b * b + 3 * b + (r // 4) * (b % 3)) % 11
+            cells[shades[0 if value < 6 else 1 if value < 9 else 2]].append(_Box(b * side, 60 + r * side, side - 2,
+                                                                                side - 2))
+    for shade, boxes in cells.items():
+        _boxes(figure, boxes, shade, shade)
+    _text(figure, 0, 46, f"scores of the last {first['rows_count']:g} rows", size=NOTE)
+    _text(figure, 0, 242, f"× {first['blocks_count']:g} blocks,", size=NOTE)
+    _text(figure, 0, 264, f"the best {first['budget_count']:g} are A", size=NOTE)
+    _line_to(figure, 208, 140, 262, 140)
+    _candidates(figure, frame, best, 284, 66)
+    _text(figure, 284, 46, f"{len(frame)} candidates for θ = (α, β, γ), all in one pass", size=NOTE)
+    _text(figure, 284, 264, f"objective: share of A's scores that P would have had, "
+                            f"{frame['objective_frac'].min():.4f} to {best['objective_frac']:.4f}", size=NOTE)
+    _line_to(figure, 724, 140, 762, 140)
+    colour = LOOKS["calibrated"].colour
+    _text(figure, 776, 96, "<b>the best θ</b>", colour=colour)
+    for i, name in enumerate(("alpha", "beta", "gamma")):
+        _text(figure, 776, 126 + 26 * i, f"{'αβγ'[i]} = <b>{best[name]:g}</b>", colour=colour)
+    _text(figure, 0, 316, "<b>Decode</b>, at every step", size=SIZE)
+    steps = (("predict", "score expected = level + γ · trend", "P: the blocks where it is highest"),
+             ("attend to P", "while the selection scores", "all blocks and finds A"),
+             ("update", "trend += β · (score − level − trend)", "level += α · (score − level)"),
+             ("repair", "attend to A without P,", "merge it into the result"))
+    for i, (name, one, two) in enumerate(steps):
+        x, y = (i % 2) * 470, 340 + (i // 2) * 120
+        _boxes(figure, [_Box(x, y, 400, 84)], "#FBEFE8" if name in ("predict", "update") else _CELL, _EDGE)
+        _text(figure, x + 14, y + 17, f"<b>{name}</b>", colour=colour if name in ("predict", "update") else INK)
+        _text(figure, x + 14, y + 42, one, size=NOTE)
+        _text(figure, x + 14, y + 65, two, size=NOTE)
+    for x, y, to_x, to_y in ((404, 382, 466, 382), (670, 428, 670, 456), (466, 502, 404, 502), (200, 456, 200, 428)):
+        _line_to(figure, x, y, to_x, to_y)
+    return style.note(figure, frame, "both right-hand sides use the level and trend from before the step",
+                      of="drawing; candidates: ")
+
+
+def _candidates(figure: go.Figure, frame: pd.DataFrame, best: pd.Series, left: float, top: float) -> None:
+    """The grid: a column of squares for each gamma, alpha down, beta across, darker where the objective is higher."""
+    low, high = frame["objective_frac"].min(), frame["objective_frac"].max()
+    side, gammas = 17, sorted(frame["gamma"].unique())
+    alphas, betas = sorted(frame["alpha"].unique()), sorted(frame["beta"].unique())
+    groups: dict[str, list[_Box]] = {}
+    for row in frame.itertuples():
+        x = left + 36 + gammas.index(row.gamma) * (len(betas) * side + 14) + betas.index(row.beta) * side
+        y = top + alphas.index(row.alpha) * 34
+        share = (row.objective_frac - low) / max(high - low, 1e-12)
+        groups.setdefault(_shade(round(share * 8) / 8), []).append(_Box(x, y, side - 2, 31))
+        if (row.alpha, row.beta, row.gamma) == (best["alpha"], best["beta"], best["gamma"]):
+            chosen = _Box(x - 2.5, y - 2.5, side + 3, 36)
+    for shade, boxes in groups.items():
+        _boxes(figure, boxes, shade, shade)
+    figure.add_shape(type="rect", x0=chosen.x, x1=chosen.x + chosen.width, y0=chosen.y, y1=chosen.y + chosen.height,
+                     line={"color": LOOKS["calibrated"].colour, "width": 4})
+    for i, alpha in enumerate(alphas):
+        _text(figure, left + 28, top + i * 34 + 16, f"{alpha:g}" if i else f"α {alpha:g}", size=NOTE, anchor="right")
+    for i, gamma in enumerate(gammas):
+        x = left + 36 + i * (len(betas) * side + 14) + len(betas) * side / 2
+        _text(figure, x, top + 4 * 34 + 12, f"γ {gamma:g}", size=NOTE, anchor="center")
+    _text(figure, left + 36, top + 4 * 34 + 36, f"in each: β {betas[0]:g} to {betas[-1]:g}, left to right", size=NOTE)
+
+
+def _shade(share: float) -> str:
+    """From pale to dark blue."""
+    pale, dark = (237, 244, 250), (0, 67, 107)
+    return "#" + "".join(f"{round(a + (b - a) * share):02X}" for a, b in zip(pale, dark, strict=True))
+
+
+def _bars(figure: go.Figure, x: float, y: float, stages: Iterable[tuple[str, float]], colour: str = "") -> None:
+    """Stages of a step, one after the other, named inside."""
+    fills = {"select": LOOKS["static frequency"].colour, "attend": _AGAIN, "repair": LOOKS["no trend"].colour,
+             "rest": _OTHERS}
+    for name, width in stages:
+        fill = colour or fills[name]
+        _boxes(figure, [_Box(x, y, width - 3, 30)], fill, fill)
+        _text(figure, x + width / 2 - 1, y + 15, f"<b>{name}</b>", size=NOTE, anchor="center",
+              colour=INK if name in ("rest", "select", "repair") else "white")
+        x += width
+
+
+def _canvas(title: str, height: int) -> go.Figure:
+    """An empty drawing area of `height` px, y downwards, and room for a note below it."""
+    figure = style.sheet(title, height + 146, left=24, bottom=80)
+    figure.update_layout(margin={"r": 24})
+    figure.update_xaxes(range=[0, style.WIDTH - 48], visible=False)
+    figure.update_yaxes(range=[height, 0], visible=False)
+    return figure
+
+
+def _line_to(figure: go.Figure, x: float, y: float, to_x: float, to_y: float) -> None:
+    figure.add_annotation(x=to_x, y=to_y, ax=x, ay=y, axref="x", ayref="y", text="", showarrow=True, arrowhead=2,
+                          arrowsize=1.1, arrowwidth=2, arrowcolor=INK)
 
 
 def _arrow(figure: go.Figure, x: float, y: float) -> None:

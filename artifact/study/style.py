@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 
 
 class Look(NamedTuple):
-    """One policy's colour, marker symbol and bar pattern."""
+    """The colour, marker symbol and bar pattern of one policy, predictor or method."""
 
     colour: str
     symbol: str
@@ -27,13 +27,27 @@ POLICIES = {
     "contiguous": Look("#009E73", "triangle-up", "."),
     "random": Look("#666666", "x", "x"),
 }
+PREDICTORS = {  # how a page writes "calibrated" is in SAID
+    "last step": Look("#0072B2", "circle", ""),
+    "calibrated": Look("#D55E00", "square", "/"),
+    "no trend": Look("#E69F00", "diamond", "\\"),
+    "fixed theta": Look("#CC79A7", "pentagon", "-"),
+    "learned": Look("#009E73", "triangle-up", "."),
+    "static frequency": Look("#56B4E9", "triangle-down", "|"),
+    "random": Look("#666666", "x", "x"),
+    "oracle": Look("#222222", "cross", "+"),
+}
+METHODS = {"quest": Look("#0072B2", "circle", ""), "infllm": Look("#009E73", "square", "/")}
+LOOKS = POLICIES | PREDICTORS | METHODS
+SAID = {"calibrated": "EMA, calibrated", "no trend": "EMA, no trend", "fixed theta": "EMA, fixed θ",
+        "quest": "Quest", "infllm": "InfLLM-v2"}
 INK, QUIET, FAINT, WASH = "#222222", "#5A5A5A", "#DDDDDD", "#F1F1F1"
 WIDTH, LEFT, RIGHT, BOTTOM = 940, 110, 30, 128  # px; as wide as a notebook is beside its file browser
 TITLE, STRIP = 66, 34  # px; the title's height, and that of a legend or of panel headings below it
 SIZE, SMALL, NOTE, NAME = 20, 18, 16, 25  # px; half of it is still read. NAME: from line to line of names
 _SAID = {
     "measured": "measured on this machine", "recorded": "recorded earlier", "simulated": "simulated by this artifact",
-    "modelled": "modelled by this artifact (closed form)", "published": "published by KV-PIMple",
+    "modelled": "modelled by this artifact (closed form)", "published": "published by",
 }
 
 _AXIS = {
@@ -53,9 +67,10 @@ HOUSE = go.layout.Template(layout={
 })
 
 
-def sheet(title: str, height: int, rows: int = 1, cols: int = 1, *, legend: bool = False, headings: bool = False,
+def sheet(title: str, height: int, rows: int = 1, cols: int = 1, *, legend: int = False, headings: bool = False,
           left: int = LEFT, bottom: int = BOTTOM, **subplots: object) -> go.Figure:
-    """An empty figure of `height` px with rows × cols panels, and room above for a legend and for panels' headings."""
+    """An empty figure of `height` px with rows × cols panels, and room above for a legend (of so many lines) and for
+    panels' headings."""
     figure = make_subplots(rows=rows, cols=cols, **subplots)
     top = TITLE + STRIP * (legend + headings)
     figure.update_layout(template=HOUSE, width=WIDTH, height=height,
@@ -87,30 +102,49 @@ def published(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["origin"] == "published"]
 
 
+def predictors(frame: pd.DataFrame) -> list[str]:
+    """The frame's predictors in the house's order; ValueError for one that has no colour."""
+    found = set(frame["predictor"])
+    unknown = sorted(map(str, found - set(PREDICTORS)))
+    if unknown:
+        raise ValueError(f"predictor {unknown[0]!r} has no colour; allowed: {', '.join(PREDICTORS)}")
+    return [name for name in PREDICTORS if name in found]
+
+
+def said(name: str) -> str:
+    """A predictor's or method's name as a page writes it."""
+    return SAID.get(name, name)
+
+
 def marker(policy: str, size: int = 11) -> dict:
-    """The policy's filled marker: what this artifact computed."""
-    look = POLICIES[policy]
+    """The filled marker of a policy or predictor: what this artifact computed."""
+    look = LOOKS[policy]
     size += 3 if look.symbol == "triangle-up" else 0  # which covers less than the others of its size
     return {"symbol": look.symbol, "color": look.colour, "size": size, "line": {"color": "white", "width": 1}}
 
 
 def ring(policy: str | None, size: int = 20) -> dict:
     """A hollow marker around the filled one: what others published."""
-    symbol, colour = (POLICIES[policy].symbol, POLICIES[policy].colour) if policy else ("circle", INK)
+    colour, symbol = LOOKS[policy][:2] if policy else (INK, "circle")
     return {"symbol": f"{symbol}-open", "color": colour, "size": size, "line": {"color": colour, "width": 1.8}}
 
 
 def fill(policy: str) -> dict:
-    """The policy's bar: colour, and a pattern for grey print."""
-    look = POLICIES[policy]
+    """The bar of a policy or predictor: colour, and a pattern for grey print."""
+    look = LOOKS[policy]
     return {"color": look.colour, "line": {"color": look.colour, "width": 1.5},
             "pattern": {"shape": look.pattern, "fgcolor": "white", "bgcolor": look.colour, "size": 10,
                         "solidity": 0.25}}
 
 
-def note(figure: go.Figure, frame: pd.DataFrame, *more: str, of: str = "", published_as: str = "hollow") -> go.Figure:
-    """The line at the foot: where the numbers come from and what else a reader must know; rings get a legend entry."""
+def note(figure: go.Figure, frame: pd.DataFrame, *more: str, of: str = "", published_as: str = "hollow",
+         by: str = "KV-PIMple") -> go.Figure:
+    """The line at the foot: where the numbers come from and what else a reader must know; rings get a legend entry.
+
+    `by`: whose the published numbers are.
+    """
     said = [_SAID[origin] for origin in _SAID if origin in set(frame["origin"])]
+    said = [f"{text} {by}" if text == _SAID["published"] else text for text in said]
     if not published(frame).empty and len(said) > 1:
         said[-1] = f"{published_as}: {said[-1]}"
         if published_as == "hollow":
@@ -139,7 +173,7 @@ def key(figure: go.Figure, entries: Iterable[tuple[str, dict]]) -> None:
 
 def name_ends(figure: go.Figure, ends: Sequence[tuple[str, float, float]], side: str, row: int = 1,
               col: int = 1) -> None:
-    """Writes each policy's name beside the end of its line: (policy, x, y), apart where lines meet.
+    """Writes the name beside the end of each line: (policy or predictor, x, y), apart where lines meet.
 
     The panel's y axis must have its range set (as exponents when it is logarithmic).
     """
@@ -151,9 +185,9 @@ def name_ends(figure: go.Figure, ends: Sequence[tuple[str, float, float]], side:
     places = apart([(y - low) * scale for y, _, _ in points], NAME, NAME / 2)
     for (y, x, policy), place in zip(points, places, strict=True):
         figure.add_annotation(
-            text=f"<b>{policy}</b>", x=x, y=y, row=row, col=col, showarrow=False, yshift=place - (y - low) * scale,
-            xanchor="right" if side == "left" else "left", xshift=-13 if side == "left" else 13,
-            font={"size": SIZE, "color": POLICIES[policy].colour})
+            text=f"<b>{said(policy)}</b>", x=x, y=y, row=row, col=col, showarrow=False,
+            yshift=place - (y - low) * scale, xanchor="right" if side == "left" else "left",
+            xshift=-13 if side == "left" else 13, font={"size": SIZE, "color": LOOKS[policy].colour})
 
 
 def apart(places: Sequence[float], gap: float, lowest: float = -math.inf) -> list[float]:

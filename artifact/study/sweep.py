@@ -6,6 +6,9 @@ of values; a group is the product of its lists. A scale caps requests and keeps 
 
 import hashlib
 import json
+import signal
+import threading
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -125,18 +128,29 @@ def _each(cells, todo, workers):
         for i in todo:
             yield (i, *_summary(cells[i]))
         return
-    from concurrent.futures import as_completed
+    from joblib import Parallel, delayed
 
-    from joblib.externals.loky import get_reusable_executor
+    work = Parallel(n_jobs=workers, return_as="generator_unordered")
+    with _ignored(signal.SIGINT):  # workers inherit that: Ctrl-C is this process's affair
+        found = work(delayed(_numbered)(i, cells[i]) for i in todo)
+    yield from found
 
-    pool = get_reusable_executor(max_workers=workers)
+
+@contextmanager
+def _ignored(number):
+    """The signal `number` ignored meanwhile; elsewhere than in the main thread, where that cannot be, nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, signal.SIG_IGN)
     try:
-        jobs = {pool.submit(_summary, cells[i]): i for i in todo}
-        for job in as_completed(jobs):
-            yield (jobs[job], *job.result())
-    except BaseException:
-        pool.shutdown(wait=False, kill_workers=True)
-        raise
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _numbered(i, cell):
+    return (i, *_summary(cell))
 
 
 def _describe(cell):

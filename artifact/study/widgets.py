@@ -1,14 +1,17 @@
-"""The walkthrough's controls: block size and allocator chosen by hand, on shipped results; nothing is computed anew."""
+"""The walkthrough's controls: over shipped results, where nothing is computed anew, and over one head of a trace."""
 
 import ipywidgets
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from artifact.prr import baselines, calibration, coverage, predictor
 from artifact.study import figures, style
-from artifact.study.style import POLICIES, SMALL
+from artifact.study.style import INK, LOOKS, POLICIES, SMALL
 
 COLUMNS = ("allocator", "block_tokens", "order_index", "block", "region", "slot", "blocks_per_region",
            "m1_row_hit_frac", "m3_bandwidth_gbps")
+HEAD = ("step", "block", "score", "budget_count", "model", "family", "prompt", "layer", "head")
 
 
 def placement_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
@@ -79,3 +82,98 @@ def _empty(frame: pd.DataFrame, names: list[str]) -> go.Figure:
 
 def _number(value: float) -> str:
     return f" {value:.3f}" if value <= 1 else f" {value:,.0f}"
+
+
+def predictor_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
+    """alpha, beta, gamma, the size of P and a step -> one head's scores, what was predicted of them, and the misses.
+
+    `frame`: one head of a recorded trace, a row per step and block that could be selected (steps of the prefill below
+    0), with the budget. Each move of a slider runs the predictor over all steps. Raises ValueError for a missing
+    column.
+    """
+    for column in (*HEAD, "origin"):
+        if column not in frame:
+            raise ValueError(f"predictor explorer: no column {column!r}; it needs: {', '.join((*HEAD, 'origin'))}")
+    head = _head(frame)
+    wide = {"description_width": "150px"}
+    sliders = {
+        name: ipywidgets.FloatSlider(value=value, min=low, max=1.0, step=0.05, description=text, style=wide,
+                                     layout={"width": "440px"}, continuous_update=False)
+        for name, value, low, text in (("alpha", 0.4, 0.05, "α, of the level"), ("beta", 0.3, 0.05, "β, of the trend"),
+                                       ("gamma", 0.25, 0.0, "γ, trend's weight"))
+    }
+    size = ipywidgets.FloatSlider(value=1.0, min=0.25, max=2.0, step=0.25, description="|P| / |A|", style=wide,
+                                  layout={"width": "440px"}, continuous_update=False)
+    step = ipywidgets.IntSlider(value=len(head.scores) // 2, min=0, max=len(head.scores) - 1, description="decode step",
+                                style=wide, layout={"width": "440px"}, continuous_update=False)
+    figure = go.FigureWidget(_blank(frame, head))
+
+    def redraw(_change: object = None) -> None:
+        theta = predictor.Theta(*(slider.value for slider in sliders.values()))
+        expected = baselines.ema(head, theta)
+        covered, reused = (coverage.measure(head, guess, (size.value,)).dynamic[0, :, 0]
+                           for guess in (expected, baselines.last_step(head)))
+        t, count = step.value, calibration.predicted_count(int(head.picks[0]), size.value)
+        scores, awaited = head.scores[t, 0], expected[t, 0]
+        known = np.flatnonzero(np.isfinite(scores) & np.isfinite(awaited))  # a newborn block is in P by rule
+        chosen, guess = coverage.selected(head)[t, 0, known], coverage.ranks(awaited)[known] < count
+        dots = [known[group] for group in (chosen & guess, chosen & ~guess, guess & ~chosen)]
+        lines = [(known, scores[known]), (known, awaited[known])]
+        figure.plotly_restyle({
+            "x": [*(at.tolist() for at, _ in lines), *(at.tolist() for at in dots), list(range(len(covered))),
+                  list(range(len(reused))), [t]],
+            "y": [*(values.tolist() for _, values in lines), *(scores[at].tolist() for at in dots),
+                  covered.tolist(), reused.tolist(), [covered[t]]]}, list(range(8)))
+        hit, miss, waste = (len(at) for at in dots)
+        figure.plotly_relayout({
+            "annotations[0].text": f"<b>step {t}</b>: {hit} foreseen, {miss} missed, {waste} read in vain",
+            "annotations[1].text": f"<b>all steps</b>: coverage {covered.mean():.3f}; last step's, as many: "
+                                   f"{reused.mean():.3f}"})
+
+    for control in (*sliders.values(), size, step):
+        control.observe(redraw, "value")
+    redraw()
+    left, right = ipywidgets.VBox(list(sliders.values())), ipywidgets.VBox([size, step])
+    return ipywidgets.VBox([ipywidgets.HBox([left, right]), figure])
+
+
+def _head(frame: pd.DataFrame) -> coverage.Steps:
+    """The frame's head as the predictor sees it, G = 1; what is forced or has no score is left out."""
+    wide = frame.pivot(index="step", columns="block", values="score").sort_index()
+    wide = wide.reindex(columns=range(int(frame["block"].max()) + 1))
+    values = wide.fillna(-np.inf).to_numpy(np.float32)[:, None]
+    before, scores = values[wide.index < 0], values[wide.index >= 0]
+    nothing = np.zeros(scores.shape, np.float32)
+    picks = np.full(len(scores), int(frame["budget_count"].iloc[0]))
+    return coverage.Steps(before, scores, picks, nothing[:, 0] > 0, nothing)
+
+
+def _blank(frame: pd.DataFrame, head: coverage.Steps) -> go.Figure:
+    figure = style.sheet("Move the predictor: one head of one prompt", 700, rows=2, legend=True, headings=True,
+                         row_heights=[0.66, 0.34], vertical_spacing=0.24)
+    hit, miss, waste = LOOKS["last step"].colour, LOOKS["calibrated"].colour, LOOKS["random"].colour
+    for name, mode, look in (
+        ("score", "lines", {"line": {"color": "#BBBBBB", "width": 1.5}}),
+        ("expected", "lines", {"line": {"color": LOOKS["no trend"].colour, "width": 1.5}}),
+        ("foreseen", "markers", {"marker": {"color": hit, "size": 8, "symbol": "circle"}}),
+        ("missed", "markers", {"marker": {"color": miss, "size": 11, "symbol": "triangle-up"}}),
+        ("read in vain", "markers", {"marker": {"color": waste, "size": 8, "symbol": "x"}}),
+    ):
+        figure.add_scatter(x=[], y=[], mode=mode, name=name, row=1, col=1, **look)
+    figure.add_scatter(x=[], y=[], mode="lines", showlegend=False, row=2, col=1, line={"color": INK, "width": 2.5},
+                       hovertemplate="step %{x}: %{y:.3f}<extra></extra>")
+    figure.add_scatter(x=[], y=[], mode="lines", showlegend=False, row=2, col=1,
+                       line={"color": hit, "width": 1.5, "dash": "3px,3px"},
+                       hovertemplate="last step's, step %{x}: %{y:.3f}<extra></extra>")
+    figure.add_scatter(x=[], y=[], mode="markers", showlegend=False, row=2, col=1, marker={"color": INK, "size": 12},
+                       hoverinfo="skip")
+    finite = head.scores[np.isfinite(head.scores)]
+    figure.update_xaxes(title_text="block (index)", range=[-2, head.scores.shape[2] + 1], row=1, col=1)
+    figure.update_yaxes(title_text="score", range=[float(finite.min()), float(finite.max())], row=1, col=1)
+    figure.update_xaxes(title_text="decode step (index)", range=[-1, len(head.scores)], row=2, col=1)
+    figure.update_yaxes(title_text="coverage", range=[0, 1.03], row=2, col=1)
+    style.heading(figure, "", row=1)
+    style.heading(figure, "", row=2)
+    one = frame.iloc[0]
+    return style.note(figure, frame, f"{one['model']}, {one['family']} prompt {one['prompt']}, layer {one['layer']}, "
+                                     f"KV head {one['head']}; {head.picks[0]} blocks selected; dotted: last step's")

@@ -1,0 +1,73 @@
+"""The PRR paper's own numbers (arXiv 2606.30389) and what they add up to. They are published; none is measured here.
+
+Its Table 5 is the overlap of adjacent steps and Table 7 the coverage of its predictor, each six models x five
+benchmarks x two selection methods; Table 4 and Figure 3 are their rows of GLM-4-9B. `|P|` behind Table 7 is not given.
+"""
+
+import pandas as pd
+
+from artifact.study import paths, results
+
+_ALL = "average"  # a row's printed mean over the benchmarks
+
+
+def overlap() -> pd.DataFrame:
+    """Table 5: a row for each cell, method, model and benchmark ("average" as printed)."""
+    return _read("overlap")
+
+
+def coverage(table: int = 7) -> pd.DataFrame:
+    """Table 7, or Table 4, which repeats its rows of GLM-4-9B."""
+    found = _read("coverage")
+    return found[found["table"] == table].reset_index(drop=True)
+
+
+def costs() -> pd.DataFrame:
+    """Appendix A.5: what calibration and one prediction took."""
+    return _read("costs")
+
+
+def cells(found: pd.DataFrame) -> pd.DataFrame:
+    """The cells themselves, without the printed averages."""
+    return found[found["benchmark"] != _ALL].reset_index(drop=True)
+
+
+def averages(found: pd.DataFrame) -> pd.DataFrame:
+    """The printed averages."""
+    return found[found["benchmark"] == _ALL].reset_index(drop=True)
+
+
+def wide(found: pd.DataFrame) -> pd.DataFrame:
+    """A table as it is printed: a row per method and model, a column per benchmark."""
+    (column,) = [name for name in found if name.endswith("_frac")]
+    rows = found.pivot(index=["method", "model"], columns="benchmark", values=column)
+    order = found.drop_duplicates(["method", "model"])
+    rows = rows.loc[list(order[["method", "model"]].itertuples(index=False, name=None)), found["benchmark"].unique()]
+    return rows.rename_axis(columns=None).reset_index().assign(origin="published")
+
+
+def means() -> pd.DataFrame:
+    """Mean, ends and outliers of Tables 5 and 7 by method, from their cells: one row per table and method, and for
+    both methods together; also for GLM-4-9B alone.
+
+    against_count: the cells that go against what the text says of all of them: an overlap above 0.7 (A.3), a
+    coverage below 0.97 (A.7).
+    """
+    rows = []
+    for table, column, found in ((5, "overlap_frac", overlap()), (7, "coverage_frac", coverage())):
+        found = cells(found)
+        groups = [(method, "all", part) for method, part in found.groupby("method", sort=False)]
+        groups += [("both", "all", found)]
+        groups += [("both", model, part) for model, part in found.groupby("model", sort=False) if "GLM-4" in model]
+        for method, model, part in groups:
+            values = part[column]
+            against = values > 0.7 if table == 5 else values < 0.97
+            rows.append({"table": str(table), "quantity": column.removesuffix("_frac"), "method": method,
+                         "model": model, "cells_count": len(part), "mean_frac": values.mean(),
+                         "lowest_frac": values.min(), "highest_frac": values.max(),
+                         "against_count": int(against.sum())})
+    return pd.DataFrame(rows).assign(origin="published")
+
+
+def _read(name: str) -> pd.DataFrame:
+    return results.read(paths.data_dir() / "published" / f"prr_{name}.csv").drop(columns="printed")
