@@ -9,11 +9,12 @@ import argparse
 import contextlib
 import csv
 import io
+import itertools
 import re
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -90,11 +91,11 @@ def every():
     for dtype in STORED:
         for dim in DIMS:
             for block in BLOCKS:
-                for group in GROUPS:
-                    yield from (Case(name, dtype, dim, block, group) for name in ("attend", "repair"))
+                for name in ("attend", "repair"):
+                    yield from (Case(name, dtype, dim, block, group) for group in GROUPS)
                 yield from (Case(name, dtype, dim, block, 4) for name in ("attend_groups", "dense"))
-            for group in GROUPS:
-                yield from (Case(name, dtype, dim, 64, group) for name in ("quest_scores", "infllm_scores"))
+            for name in ("quest_scores", "infllm_scores"):
+                yield from (Case(name, dtype, dim, 64, group) for group in GROUPS)
     yield from (Case("merge", "fp32", dim, 64, 4) for dim in DIMS)
     yield Case("ema_step", "fp32", 128, 64, 4)
 
@@ -225,22 +226,27 @@ def _instructions(binary):
                               check=True).stdout
 
 
-def rows(cases, targets=tuple(TARGETS), workers=1):
-    """-> dicts of Case and Compiled, each launch of each case on each target, in this order."""
-    cases = list(cases)
-    shares = [(cases[at::workers], targets) for at in range(workers)]
+def rows(cases, workers=1):
+    """Dicts of Case and Compiled: each launch of each case on each target, as they are done."""
     if workers == 1:
-        found = [_rows(*shares[0])]
-    else:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            found = list(pool.map(_rows, *zip(*shares, strict=True)))
-    return [row for at in range(len(cases)) for row in found[at % workers][at // workers]]
+        done = {}
+        for case in cases:
+            yield from _rows(case, done)
+        return
+    # cases that differ in the group alone have mostly the same code: together in one process it is compiled once
+    shares = [list(share) for _, share in itertools.groupby(cases, key=lambda case: case._replace(group=0))]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for share in as_completed([pool.submit(_share, share) for share in shares]):
+            yield from share.result()
 
 
-def _rows(cases, targets):
+def _share(cases):
     done = {}
-    return [[{**case._asdict(), **compiled._asdict()} for target in targets for compiled in measure(case, target, done)]
-            for case in cases]
+    return [row for case in cases for row in _rows(case, done)]
+
+
+def _rows(case, done):
+    return [{**case._asdict(), **compiled._asdict()} for target in TARGETS for compiled in measure(case, target, done)]
 
 
 def main(arguments=None):
@@ -251,7 +257,9 @@ def main(arguments=None):
     asked = parser.parse_args(arguments)
     writer = csv.DictWriter(sys.stdout, [*Case._fields, *Compiled._fields], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows(every() if asked.full else SHORT, workers=asked.workers))
+    for row in rows(every() if asked.full else SHORT, workers=asked.workers):
+        writer.writerow(row)
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
