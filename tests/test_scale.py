@@ -14,6 +14,11 @@ run_length_requests: [20]
 trace_requests: 50
 sample_requests: 20
 prediction_prompts: 2
+fidelity_prompt_tokens: 1024
+fidelity_tokens: 0
+fidelity_passages: 1
+fidelity_needle_tokens: 1024
+fidelity_needles: 0
 """
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.pim import geometry
-from artifact.study import prr_figures, schematics, style
+from artifact.study import fidelity_figures, prr_figures, schematics, style
 from artifact.study.style import INK, POLICIES, QUIET, SIZE, SMALL, WASH
 
 BLOCK_TOKENS = 16  # vLLM v0.2.7's default block, at which workloads and policies are compared
@@ -22,7 +22,7 @@ MAPS = {"host-cacheline": "cachelines interleaved", "host-centric": "rows interl
         "pim-friendly": "a slab per channel"}
 STUDY_MAP = "host-cacheline"
 _WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
-          "prompt")  # columns of text; all others that are drawn are numbers
+          "prompt", "mode", "text")  # columns of text; all others that are drawn are numbers
 
 
 class Plot(NamedTuple):
@@ -574,4 +574,28 @@ FIGURES: dict[str, Plot] = {
         "Two line charts around a shift: coverage falls at once and recovers within a few steps but for static "
         "frequency; the share of heads that expect the moved sink rises from none to all within a few steps.",
         ("kind", "predictor", "step", "coverage_frac", "moved_frac", "prompts_count")),
+    "likelihood": Plot(
+        fidelity_figures.likelihood, "07_fidelity", "nll.csv",
+        "Negative log-likelihood of the same tokens in every mode: left over dense attention, right over DSA with the "
+        "same method and budget. PRR's exact mode is DSA; the union comes closer to dense attention, the more so the "
+        "more was predicted.",
+        "Dot plots with intervals, a panel for each method and budget: DSA lies right of dense attention, the unions "
+        "left of DSA as their size grows, exact on the line of DSA.",
+        ("text", "mode", "predicted_ratio", "method", "page_tokens", "budget_frac", "over_dense_nats",
+         "over_dense_nats_min", "over_dense_nats_max", "over_dsa_nats", "over_dsa_nats_min", "over_dsa_nats_max",
+         "scored_tokens", "prompt_tokens")),
+    "errors": Plot(
+        fidelity_figures.errors, "07_fidelity", "errors.csv",
+        "The error that each mode makes in a layer's attention output, against dense attention of the same inputs. "
+        "Some layers need nearly all of the context and some only a little of it.",
+        "Four line charts over layers on a logarithmic axis, median above and 95th percentile below: DSA and reuse "
+        "lie together, unions lower the more they predict, exact on DSA.",
+        ("mode", "predicted_ratio", "method", "page_tokens", "budget_frac", "layer", "error_frac_p50",
+         "error_frac_p95")),
+    "needles": Plot(
+        fidelity_figures.needles, "07_fidelity", "found.csv",
+        "How many of the facts hidden in a long text the model still finds when its attention is restricted.",
+        "Dot plots with intervals, a panel for each method and budget, and a dashed line for dense attention.",
+        ("mode", "predicted_ratio", "method", "page_tokens", "budget_frac", "found_frac", "found_frac_min",
+         "found_frac_max", "found_count", "prompts_count", "prompt_tokens")),
 }

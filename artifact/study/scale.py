@@ -27,6 +27,11 @@ class Scale(BaseModel):
     trace_requests: PositiveInt = Field(description="the first so many requests of a real trace")
     sample_requests: PositiveInt = Field(description="requests of the shorter of the two placement runs")
     prediction_prompts: PositiveInt = Field(description="the first so many of the recorded decode traces")
+    fidelity_prompt_tokens: PositiveInt = Field(description="prompt of a passage whose continuation is scored")
+    fidelity_tokens: NonNegativeInt = Field(description="tokens scored of each passage; 0: our recorded run is shown")
+    fidelity_passages: PositiveInt = Field(description="passages, from the texts in turn")
+    fidelity_needle_tokens: PositiveInt = Field(description="length of a prompt that hides a fact")
+    fidelity_needles: NonNegativeInt = Field(description="such prompts; 0: our recorded run is shown")
 
 
 def load(name: str, folder: Path | None = None) -> Scale:
