@@ -134,11 +134,11 @@ class Decoding:
     def __call__(self, module, query, key, value, attention_mask, **options):
         layer, tokens = module.layer_idx, key.shape[2]
         first = tokens - query.shape[2]
+        self._check(module, query, first, tokens, options)
         if tokens <= self.prompt_tokens:
             kept = slice(max(self.prompt_tokens - self.rows - first, 0), query.shape[2])
             self.queries.setdefault(layer, []).append(query[0, :, kept].transpose(0, 1).float())
             return plain(module, query, key, value, attention_mask, **options)
-        self._check(module, query, first, layer, options)
         plan = self.plans[layer]
         scaling, size = options.get("scaling"), query.shape[3]
         q = query[0].transpose(0, 1) * (1 if scaling is None else scaling * size**0.5)
@@ -180,15 +180,15 @@ class Decoding:
             state = decode.warm(plan, state, seen[:, None], layer)
         self._states[layer] = state
 
-    def _check(self, module, query, first, layer, options):
+    def _check(self, module, query, first, tokens, options):
         if query.shape[0] != 1:
             raise ValueError(f"the model was given {query.shape[0]} sequences; allowed: 1")
-        if first < self.prompt_tokens:
+        if options.get("softcap") is not None or options.get("sliding_window") is not None:
+            raise ValueError(f"layer {module.layer_idx} is a {type(module).__name__} with a softcap or a window; "
+                             "allowed: full, plain attention")
+        if first < self.prompt_tokens < tokens:
             raise ValueError(f"a chunk goes from position {first} past the prompt's {self.prompt_tokens}; allowed: "
                              "chunks that end with the prompt")
-        if options.get("softcap") is not None or options.get("sliding_window") is not None:
-            raise ValueError(f"layer {layer} has {type(module).__name__} with a softcap or a window; allowed: full, "
-                             "plain attention")
 
 
 @contextmanager

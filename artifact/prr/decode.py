@@ -59,7 +59,7 @@ class Plan:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
         given = self.speculation
-        several = isinstance(given, Sequence | torch.Tensor) and getattr(given, "ndim", 1)
+        several = isinstance(given, Sequence) or getattr(given, "ndim", 0)
         kept = tuple(float(each) for each in given) if several else float(given)
         for each in kept if several else (kept,):
             if not 0 <= each < float("inf"):
@@ -84,6 +84,7 @@ class Happened(NamedTuple):
     predicted: torch.Tensor  # int32 [B, G]: |P|
     missed: torch.Tensor  # int32 [B, G]: in A, not in P
     wasted: torch.Tensor  # int32 [B, G]: in P, not in A
+    certain: torch.Tensor  # int32 [B, G]: in P and in A by rule, known before both: forced, or all of a dense row
     sparse: torch.Tensor  # bool [B]: whether anything was selected; else P = A = all
 
 
@@ -150,7 +151,7 @@ def step(plan: Plan, q, kv: PagedKV, state: State, layer: int) -> tuple[torch.Te
     _, certain, dense = _rules(plan, metadata.length, layer)
     out = _attended(plan, q, kv, predicted, selected, certain)
     return (out, State(metadata, ema, None if state.last is None else selected),
-            _happened(predicted, selected, dense))
+            _happened(predicted, selected, certain, dense))
 
 
 def steps(plan: Plan, q, kv: PagedKV, state: State, layer: int) -> tuple[torch.Tensor, State, Happened]:
@@ -163,6 +164,9 @@ def steps(plan: Plan, q, kv: PagedKV, state: State, layer: int) -> tuple[torch.T
     if plan.mode == "dense":
         return _dense(plan, q, kv, state)
     count = q.shape[0]
+    if not count or len(state.metadata.length) != 1:
+        raise ValueError(f"q has {count} rows, the state {len(state.metadata.length)} sequences; allowed: at least 1 "
+                         "row of 1 sequence")
     _check(plan, kv, state.metadata.length + 1 + torch.arange(count))
     shared = torch.arange(kv.page_table.shape[1]) * kv.k.shape[2] >= kv.length.cpu()[:, None]
     if not (shared | (kv.page_table == kv.page_table[-1:]).cpu()).all():
@@ -185,7 +189,7 @@ def steps(plan: Plan, q, kv: PagedKV, state: State, layer: int) -> tuple[torch.T
     predicted = speculate(plan, State(rows, before, earlier), rows.length, layer)
     _, certain, dense = _rules(plan, rows.length, layer)
     out = _attended(plan, q, kv, predicted, selected, certain)
-    return out, State(metadata, ema, last), _happened(predicted, selected, dense)
+    return out, State(metadata, ema, last), _happened(predicted, selected, certain, dense)
 
 
 def select(plan: Plan, q, metadata, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -285,12 +289,12 @@ def _dense(plan, q, kv, state):
     """`step` and `steps` of mode "dense"."""
     blocks = (-(-kv.length // kv.k.shape[2])).int()[:, None].expand(-1, kv.k.shape[1])
     none = torch.zeros_like(blocks)
-    return ops.dense(q, kv, impl=plan.impl).out, state, Happened(blocks, blocks, none, none, none[:, 0] > 0)
+    return ops.dense(q, kv, impl=plan.impl).out, state, Happened(blocks, blocks, none, none, blocks, none[:, 0] > 0)
 
 
-def _happened(predicted, selected, dense):
+def _happened(predicted, selected, certain, dense):
     """The counts of what `speculate` and `select` said."""
-    sets = (selected, predicted, selected & ~predicted, predicted & ~selected)
+    sets = (selected, predicted, selected & ~predicted, predicted & ~selected, certain.expand(selected.shape))
     return Happened(*(each.sum(-1, dtype=torch.int32) for each in sets), ~dense)
 
 
@@ -306,7 +310,7 @@ def _grown(ema, blocks):
 
 def _wider(old, blocks, value):
     """`old` [B, G, N] with its new blocks filled with `value`."""
-    return torch.nn.functional.pad(old, (0, blocks - old.shape[-1]), value=value)
+    return old if blocks == old.shape[-1] else torch.nn.functional.pad(old, (0, blocks - old.shape[-1]), value=value)
 
 
 def _theta(plan):
