@@ -14,6 +14,7 @@ run_length_requests: [20]
 trace_requests: 50
 sample_requests: 20
 prediction_prompts: 2
+prediction_layers: 2
 """
 
 
