@@ -1,4 +1,4 @@
-"""The README's tables, filled from the recorded run: a row names a claim and how many digits are shown, the rest follows."""
+"""The README's tables, filled from the recorded run: a row names a claim and shows its digits, the rest follows."""
 
 import json
 import re
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from artifact.study import books, claims, paths
 
-_CLAIM = re.compile(r"^\| (?P<text>.+?) \| `(?P<id>[\w-]+)` \|[^|]*\| *(?P<ours>[\d.]*)[^|]*\|[^|]*\|[^|]*\|$", re.MULTILINE)
+_CLAIM = re.compile(r"^\| (?P<text>.+?) \| `(?P<id>[\w-]+)` \|[^|]*\| *(?P<ours>[\d.]*)[^|]*\|[^|]*\|[^|]*\|$", re.M)
 _COSTS = re.compile(r"(?<=\|---\|--:\|--:\|\n)(\| `\d\d_\w+` \|.+\n)+")
 _MACHINE = re.compile(r"(?<=What it costs, on )[^,]+(?=,)")
 _COUNT = re.compile(r"(?<=decides all )\d+(?= claims)")
 
 
 def filled(text: str, recorded: Path | None = None) -> str:
-    """The README `text` with published value, ours, origin and verdict of each claim it lists, and every notebook's cost.
+    """The README `text` with the values, origin and verdict of each claim it lists, and every notebook's cost.
 
     `recorded`: None = data/recorded. ValueError for a row whose claim there is not.
     """

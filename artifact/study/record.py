@@ -1,7 +1,7 @@
 """Our own full run, kept in the tree: its CSVs, manifests and pictures, so that figures are seen before any compute.
 
-`python -m artifact.study.record` copies what `data/results/full` holds, and only what its manifests vouch for, and fills
-the README's tables from it.
+`python -m artifact.study.record` copies what `data/results/full` holds, and only what its manifests vouch for, and
+fills the README's tables from it.
 """
 
 import json
