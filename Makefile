@@ -4,6 +4,7 @@ SCALE ?= full
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Work is spread over processes, one per core: threads inside each only get in each other's way.
 export OMP_NUM_THREADS ?= 1
+SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: help setup reproduce smoke test test-all lab report verify bench model traces recorded clean
 
@@ -19,10 +20,10 @@ smoke: .venv/ready  ## the same at the small scale, in minutes
 	@.venv/bin/artifact reproduce --scale smoke
 
 test: .venv/ready  ## the tests but the slow ones
-	@.venv/bin/pytest
+	@.venv/bin/pytest $(SPREAD)
 
 test-all: .venv/ready  ## all tests
-	@.venv/bin/pytest -m "slow or not slow"
+	@.venv/bin/pytest $(SPREAD) -m "slow or not slow"
 
 lab: .venv/ready  ## JupyterLab at the overview, on this machine only
 	@.venv/bin/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/00_overview.ipynb \
