@@ -6,258 +6,156 @@ multiplications, not in bursts: that is what lets them arrive meanwhile. As in `
 their bits, uint16 for bfloat16 and int16 for float16. What each operator means stands in `reference`.
 """
 
-import functools
-
 import numpy as np
 import torch
-from artifact.kernels.cpu import compiled
+from artifact.kernels.lanes_cpu import (
+    FLOAT,
+    HEADS,
+    INDEX,
+    LANES,
+    ROWS,
+    WORD,
+    accumulate,
+    add,
+    ask,
+    at,
+    compiled,
+    constant,
+    exp2_of_difference,
+    folded,
+    instruction,
+    lanes,
+    larger,
+    largest,
+    load,
+    loaded,
+    slots,
+    splat,
+    spread,
+    store,
+    total,
+)
 from artifact.kernels.paged import Partial
 from numba import types
+from numba.core import cgutils
 from numba.core.cgutils import ir
-from numba.extending import intrinsic, models, register_model
 
-LANES = 16
 _CHUNK = 256  # tokens summed up before they go to the sum of all: many small numbers first, so that rounding stays low
 _LOG2_E = 1.4426950408889634
+_VECTORS = 4 * LANES // 16  # of a row's values at a time: with the heads half of the registers
 
 
-class _Lanes(types.Type):
-    """Sixteen float32 side by side."""
+def _ask(builder, ahead, i, step, rows, d, width):
+    """Asks for `width` channels of rows of `ahead` from i, `step` apart, the first of them at i + d.
 
-    def __init__(self):
-        super().__init__(name="sixteen_floats")
-
-
-@register_model(_Lanes)
-class _LanesModel(models.PrimitiveModel):
-    def __init__(self, manager, kind):
-        super().__init__(manager, kind, ir.VectorType(ir.FloatType(), LANES))
-
-
-_lanes, _float = _Lanes(), types.float32
-_FLOATS, _WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
-_STORED = {types.float32: _FLOATS, types.int16: ir.VectorType(ir.HalfType(), LANES),
-           types.uint16: ir.VectorType(ir.IntType(16), LANES)}
-
-
-def _instruction(result, *arguments):
-    """A function of Numba code from one that builds it of LLVM values; None stands for any flat array."""
-
-    def decorate(build):
-        @intrinsic
-        @functools.wraps(build)  # its arguments' names
-        def made(context, *given):
-            def generate(context, builder, signature, values):
-                values = [context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array)
-                          else value for kind, value in zip(signature.args, values, strict=True)]
-                built = build(builder, *values)
-                return context.get_dummy_value() if result is types.void else built
-
-            return result(*(g if kind is None else kind for g, kind in zip(given, arguments, strict=True))), generate
-
-        return made
-
-    return decorate
-
-
-def _constant(number):
-    return ir.Constant(_FLOATS, [number] * LANES)
-
-
-def _intrinsic(builder, name, result, *values, **options):
-    """A call of one of LLVM's own functions."""
-    kind = ir.FunctionType(result, [value.type for value in values])
-    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-    return builder.call(function, values, **options)
-
-
-@intrinsic
-def _load(context, flat, i):
-    """flat[i : i + 16], widened."""
-
-    def generate(context, builder, signature, values):
-        address = builder.gep(context.make_array(flat)(context, builder, values[0]).data, [values[1]])
-        x = builder.load(builder.bitcast(address, _STORED[flat.dtype].as_pointer()), align=flat.dtype.bitwidth // 8)
-        if flat.dtype == types.uint16:  # bfloat16: the upper half of a float32
-            return builder.bitcast(builder.shl(builder.zext(x, _WORDS), ir.Constant(_WORDS, [16] * LANES)), _FLOATS)
-        return builder.fpext(x, _FLOATS) if flat.dtype == types.int16 else x
-
-    return _lanes(flat, types.intp), generate
-
-
-@_instruction(types.void, None, types.intp, _lanes)
-def _store(builder, data, i, x):
-    """flat[i : i + 16] = x"""
-    builder.store(x, builder.bitcast(builder.gep(data, [i]), _FLOATS.as_pointer()), align=4)
-
-
-@_instruction(types.void, None, types.intp, types.intp, _lanes)
-def _store_rows(builder, data, i, stride, x):
-    """Four lanes each to flat[i :], flat[i + stride :], flat[i + 2 * stride :] and flat[i + 3 * stride :]."""
-    for j in range(0, LANES, 4):
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), 4), list(range(j, j + 4)))
-        row = builder.shuffle_vector(x, x, lanes)
-        builder.store(row, builder.bitcast(builder.gep(data, [i]), row.type.as_pointer()), align=4)
-        i = builder.add(i, stride)
-
-
-@_instruction(types.void, None, types.intp)
-def _prefetch(builder, data, i):
-    """Asks for the cache line of flat[i] in the second level; no harm past the array's end."""
-    word = ir.IntType(32)
-    _intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), builder.gep(data, [i]), word(0), word(2), word(1))
-
-
-@_instruction(_lanes, _float)
-def _splat(builder, x):
-    """x in every lane."""
-    one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), x, ir.IntType(32)(0))
-    return builder.shuffle_vector(one, one, ir.Constant(_WORDS, [0] * LANES))
-
-
-@_instruction(_lanes, _lanes, _lanes, _lanes)
-def _fma(builder, a, b, c):
-    """a * b + c"""
-    return _intrinsic(builder, "llvm.fmuladd.v16f32", _FLOATS, a, b, c)
-
-
-@_instruction(_lanes, _lanes, _lanes)
-def _add(builder, a, b):
-    return builder.fadd(a, b)
-
-
-@_instruction(_lanes, _lanes, _lanes)
-def _max(builder, a, b):
-    """The larger of each; a where b is NaN."""
-    return builder.select(builder.fcmp_ordered(">", b, a), b, a)
-
-
-@_instruction(_lanes, _lanes, _lanes)
-def _exp2_of_difference(builder, x, y):
-    """2**(x - y) where x <= y, within 2e-7 of it, 0 below 2**-126 and NaN where either is.
-
-    2**x = 2**n * 2**r with n whole and |r| <= 1/2, the latter as a polynomial.
+    Two rows of half precision are taken as one of twice the size.
     """
-    x = builder.fsub(x, y)
-    tiny = builder.fcmp_ordered("<", x, _constant(-126.0))
-    x = builder.select(tiny, _constant(-126.0), x)
-    rounding = _constant(12582912.0)  # 1.5 * 2**23: the sum's last bit is worth one
-    n = builder.fadd(x, rounding)
-    r = builder.fsub(x, builder.fsub(n, rounding))
-    z = _constant(np.float32(1.5403530e-4).item())
-    for c in (1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0):
-        z = _intrinsic(builder, "llvm.fmuladd.v16f32", _FLOATS, z, r, _constant(np.float32(c).item()))
-    power = builder.shl(builder.bitcast(n, _WORDS), ir.Constant(_WORDS, [23] * LANES))
-    power = builder.add(power, ir.Constant(_WORDS, [127 << 23] * LANES))
-    return builder.select(tiny, _constant(0.0), builder.fmul(z, builder.bitcast(power, _FLOATS)))
+    packed = min(rows, 32 // ahead.dtype.bitwidth)
+    for r in range(0, rows, packed):
+        row = builder.add(i, builder.add(builder.mul(INDEX(r), step), builder.mul(INDEX(packed), d)))
+        for c in range(0, packed * width, 512 // ahead.dtype.bitwidth):
+            ask(builder, ahead, builder.add(row, INDEX(c)))
 
 
-@_instruction(_float, _lanes)
-def _largest(builder, x):
-    return _intrinsic(builder, "llvm.vector.reduce.fmax.v16f32", ir.FloatType(), x)
+def _channels(builder, dim, most):
+    """The loops over `dim` channels, `most` at a time, the rest by sixteen. -> the first and how many of each."""
+    done = INDEX(0)
+    for channels in sorted({most, 16}, reverse=True):
+        end = builder.sub(dim, builder.srem(dim, INDEX(channels)))
+        with cgutils.for_range_slice(builder, done, end, INDEX(channels), INDEX) as (d, _):
+            yield d, channels
+        done = end
 
 
-@_instruction(_float, _lanes)
-def _total(builder, x):
-    zero = ir.FloatType()(0.0)
-    return _intrinsic(builder, "llvm.vector.reduce.fadd.v16f32", ir.FloatType(), zero, x, fastmath=("reassoc",))
+@instruction(types.void, None, types.intp, types.intp, None, types.intp, types.intp, types.intp, None, types.intp,
+             types.intp, None, types.intp, types.intp)
+def _logits(builder, q, a, dim, k, i, step, last, out, o, width, ahead, j, ahead_step):
+    """out[o + h * width + t] = the dot product of HEADS queries, from q[a], and ROWS keys from k[i].
+
+    Keys are `step` apart and none lies after k[last], which is taken instead. Meanwhile asks for as many rows at
+    ahead[j].
+    """
+    keys = [builder.add(i, builder.mul(INDEX(r), step)) for r in range(ROWS)]
+    keys = [builder.select(builder.icmp_signed("<", key, last), key, last) for key in keys]
+    queries = [builder.add(a, builder.mul(INDEX(h), dim)) for h in range(HEADS)]
+    sums = slots(builder, [constant(0)] * (HEADS * ROWS))
+    for d, channels in _channels(builder, dim, 16):
+        _ask(builder, ahead, j, ahead_step, ROWS, d, channels)
+        for c in range(0, channels, LANES):
+            e = builder.add(d, INDEX(c))
+            x = [loaded(builder, k, builder.add(key, e)) for key in keys]
+            for h, query in enumerate(queries):
+                y = loaded(builder, q, builder.add(query, e))
+                for r in range(ROWS):
+                    accumulate(builder, sums[h * ROWS + r], y, x[r])
+    sums = folded(builder, [builder.load(slot) for slot in sums])
+    for h in range(HEADS):
+        order = ir.Constant(ir.VectorType(WORD, ROWS), list(range(h * ROWS, (h + 1) * ROWS)))
+        row = builder.shuffle_vector(sums, sums, order)
+        builder.store(row, at(builder, out, builder.add(o, builder.mul(INDEX(h), width)), row.type), align=4)
 
 
-def _halves(width):
-    """Adds the halves of each group of `width` lanes: of a's groups, then of b's."""
-    low = [i + j for i in range(0, 2 * LANES, width) for j in range(width // 2)]
-    low, high = (ir.Constant(_WORDS, lanes) for lanes in (low, [i + width // 2 for i in low]))
+@instruction(types.void, None, types.intp, types.intp, None, types.intp, types.intp, types.intp, None, types.intp,
+             types.intp, None, types.intp, types.intp)
+def _weigh(builder, p, o, width, v, i, step, count, acc, a, dim, ahead, j, ahead_step):
+    """acc of HEADS heads, from acc[a], += `count` values from v[i], weighted by p[o + h * width + t].
 
-    @_instruction(_lanes, _lanes, _lanes)
-    def add(builder, a, b):
-        return builder.fadd(builder.shuffle_vector(a, b, low), builder.shuffle_vector(a, b, high))
+    Values are `step` apart. Meanwhile asks for as many rows at ahead[j].
+    """
+    for d, channels in _channels(builder, dim, _VECTORS * LANES):
+        places = [builder.add(builder.add(a, d), builder.add(builder.mul(INDEX(h), dim), INDEX(c)))
+                  for h in range(HEADS) for c in range(0, channels, LANES)]
+        sums = slots(builder, [constant(0)] * len(places))
+        with cgutils.for_range(builder, count, intp=INDEX) as token:
+            t = token.index
+            row = builder.add(builder.add(i, d), builder.mul(t, step))
+            _ask(builder, ahead, builder.add(j, builder.mul(t, ahead_step)), ahead_step, 1, d, channels)
+            x = [loaded(builder, v, builder.add(row, INDEX(c))) for c in range(0, channels, LANES)]
+            for h in range(HEADS):
+                place = builder.add(builder.add(o, t), builder.mul(INDEX(h), width))
+                weight = spread(builder, builder.load(at(builder, p, place, FLOAT)))
+                for slot, y in zip(sums[h * len(x):], x, strict=False):
+                    accumulate(builder, slot, weight, y)
+        for place, slot in zip(places, sums, strict=True):
+            x = builder.fadd(loaded(builder, acc, place), builder.load(slot))
+            builder.store(x, at(builder, acc, place), align=4)
 
-    return add
 
-
-_halves_16, _halves_8, _halves_4, _halves_2 = _halves(16), _halves(8), _halves(4), _halves(2)
+@instruction(lanes, None, types.intp, types.intp, types.intp, types.intp, None, types.intp, types.intp)
+def _sum(builder, x, i, step, count, dim, ahead, j, ahead_step):
+    """A vector whose lanes sum up `count` rows of x from x[i]; meanwhile asks for as many from ahead[j]."""
+    sums = slots(builder, [constant(0)] * (64 // LANES))
+    with cgutils.for_range(builder, count, intp=INDEX) as token:
+        t = token.index
+        row = builder.add(i, builder.mul(t, step))
+        for d, channels in _channels(builder, dim, 64):
+            _ask(builder, ahead, builder.add(j, builder.mul(t, ahead_step)), ahead_step, 1, d, channels)
+            for slot, c in zip(sums, range(0, channels, LANES), strict=False):
+                accumulate(builder, slot, loaded(builder, x, builder.add(builder.add(row, d), INDEX(c))), constant(1))
+    sums = [builder.load(slot) for slot in sums]
+    while len(sums) > 1:
+        sums = [builder.fadd(a, b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0]
 
 
 @compiled()
-def _logits(q, a, dim, k, i0, i1, i2, i3, out, o, width, ahead, j, step):
-    """out[o + h * width + t] = the dot product of four queries, from q[a], and the keys at i0 to i3.
-
-    Meanwhile asks for the four rows at ahead[j], `step` apart.
-    """
-    s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = _splat(np.float32(0))
-    s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = _splat(np.float32(0))
-    packed = 4 // ahead.itemsize
-    for d in range(0, dim, LANES):
-        _prefetch(ahead, j + packed * d)
-        _prefetch(ahead, j + 2 * step + packed * d)
-        if packed == 1:
-            _prefetch(ahead, j + step + d)
-            _prefetch(ahead, j + 3 * step + d)
-        x0, x1, x2, x3 = _load(k, i0 + d), _load(k, i1 + d), _load(k, i2 + d), _load(k, i3 + d)
-        y = _load(q, a + d)
-        s00, s01, s02, s03 = _fma(y, x0, s00), _fma(y, x1, s01), _fma(y, x2, s02), _fma(y, x3, s03)
-        y = _load(q, a + dim + d)
-        s10, s11, s12, s13 = _fma(y, x0, s10), _fma(y, x1, s11), _fma(y, x2, s12), _fma(y, x3, s13)
-        y = _load(q, a + 2 * dim + d)
-        s20, s21, s22, s23 = _fma(y, x0, s20), _fma(y, x1, s21), _fma(y, x2, s22), _fma(y, x3, s23)
-        y = _load(q, a + 3 * dim + d)
-        s30, s31, s32, s33 = _fma(y, x0, s30), _fma(y, x1, s31), _fma(y, x2, s32), _fma(y, x3, s33)
-    s00 = _halves_8(_halves_16(s00, s01), _halves_16(s02, s03))
-    s10 = _halves_8(_halves_16(s10, s11), _halves_16(s12, s13))
-    s20 = _halves_8(_halves_16(s20, s21), _halves_16(s22, s23))
-    s30 = _halves_8(_halves_16(s30, s31), _halves_16(s32, s33))
-    _store_rows(out, o, width, _halves_2(_halves_4(s00, s10), _halves_4(s20, s30)))
-
-
-@compiled()
-def _exponentials(p, o, count, largest):
-    """p[o : o + count], logits to base two, becomes 2**(p - m) with m the largest of them and `largest`.
+def _exponentials(p, o, count, bound):
+    """p[o : o + count], logits to base two, becomes 2**(p - m) with m the largest of them and `bound`.
 
     The rest up to a multiple of sixteen becomes 0. -> m, the sum.
     """
     for i in range(count, -(-count // LANES) * LANES):
         p[o + i] = -np.inf
-    most = _splat(largest)
+    most = splat(bound)
     for i in range(0, count, LANES):
-        most = _max(most, _load(p, o + i))
-    largest = _largest(most)
-    most, s = _splat(largest), _splat(np.float32(0))
+        most = larger(most, load(p, o + i))
+    m = largest(most)
+    most, s = splat(m), splat(np.float32(0))
     for i in range(0, count, LANES):
-        x = _exp2_of_difference(_load(p, o + i), most)
-        _store(p, o + i, x)
-        s = _add(s, x)
-    return largest, _total(s)
-
-
-@compiled()
-def _weigh(p, o, width, v, i0, i1, i2, i3, acc, a, dim, ahead, j, step):
-    """acc of four heads, from acc[a], += the values at i0 to i3, weighted by p[o + h * width + t].
-
-    Meanwhile asks for the four rows at ahead[j], `step` apart.
-    """
-    p00, p01, p02, p03 = _splat(p[o]), _splat(p[o + 1]), _splat(p[o + 2]), _splat(p[o + 3])
-    o += width
-    p10, p11, p12, p13 = _splat(p[o]), _splat(p[o + 1]), _splat(p[o + 2]), _splat(p[o + 3])
-    o += width
-    p20, p21, p22, p23 = _splat(p[o]), _splat(p[o + 1]), _splat(p[o + 2]), _splat(p[o + 3])
-    o += width
-    p30, p31, p32, p33 = _splat(p[o]), _splat(p[o + 1]), _splat(p[o + 2]), _splat(p[o + 3])
-    packed = 4 // ahead.itemsize
-    for d in range(0, dim, LANES):
-        _prefetch(ahead, j + packed * d)
-        _prefetch(ahead, j + 2 * step + packed * d)
-        if packed == 1:
-            _prefetch(ahead, j + step + d)
-            _prefetch(ahead, j + 3 * step + d)
-        x0, x1, x2, x3 = _load(v, i0 + d), _load(v, i1 + d), _load(v, i2 + d), _load(v, i3 + d)
-        e = a + d
-        _store(acc, e, _fma(p00, x0, _fma(p01, x1, _fma(p02, x2, _fma(p03, x3, _load(acc, e))))))
-        e += dim
-        _store(acc, e, _fma(p10, x0, _fma(p11, x1, _fma(p12, x2, _fma(p13, x3, _load(acc, e))))))
-        e += dim
-        _store(acc, e, _fma(p20, x0, _fma(p21, x1, _fma(p22, x2, _fma(p23, x3, _load(acc, e))))))
-        e += dim
-        _store(acc, e, _fma(p30, x0, _fma(p31, x1, _fma(p32, x2, _fma(p33, x3, _load(acc, e))))))
+        x = exp2_of_difference(load(p, o + i), most)
+        store(p, o + i, x)
+        s = add(s, x)
+    return m, total(s)
 
 
 @compiled()
@@ -268,26 +166,23 @@ def _add_block(queries, rows, dim, k, keys, k_row, v, values, v_row, count, foll
     The state: `most`, the largest logit so far, to base two; mass = sum of 2**(logit - most); acc + recent = the same
     sum of weighted values, this block's in `recent`. following: where in k the next block's keys are, to ask for them.
     """
-    last_key, last_value = keys + (count - 1) * k_row, values + (count - 1) * v_row
-    for h in range(0, rows, 4):
-        for t in range(0, count, 4):  # past the end the last token again, with no weight
-            i = keys + t * k_row
-            _logits(queries, h * dim, dim, k, i, min(i + k_row, last_key), min(i + 2 * k_row, last_key),
-                    min(i + 3 * k_row, last_key), p, h * width + t, width, v, values + t * v_row, v_row)
-        for r in range(h, h + 4):
-            old = most[r]
-            most[r], fresh = _exponentials(p, r * width, count, old)
-            if most[r] > old:
-                shrink = np.float32(2.0 ** np.float64(old - most[r]))
-                mass[r] *= shrink
-                for d in range(r * dim, (r + 1) * dim):
-                    acc[d] *= shrink
-                    recent[d] *= shrink
-            mass[r] += fresh
-        for t in range(0, count, 4):
-            i = values + t * v_row
-            _weigh(p, h * width + t, width, v, i, min(i + v_row, last_value), min(i + 2 * v_row, last_value),
-                   min(i + 3 * v_row, last_value), recent, h * dim, dim, k, following + t * k_row, k_row)
+    last = keys + (count - 1) * k_row
+    for t in range(0, count, ROWS):  # past the end the last token again, with no weight
+        for h in range(0, rows, HEADS):
+            _logits(queries, h * dim, dim, k, keys + t * k_row, k_row, last, p, h * width + t, width,
+                    v, values + t * v_row, v_row)
+    for r in range(rows):
+        old = most[r]
+        most[r], fresh = _exponentials(p, r * width, count, old)
+        if most[r] > old:
+            shrink = np.float32(2.0 ** np.float64(old - most[r]))
+            mass[r] *= shrink
+            for d in range(r * dim, (r + 1) * dim):
+                acc[d] *= shrink
+                recent[d] *= shrink
+        mass[r] += fresh
+    for h in range(0, rows, HEADS):
+        _weigh(p, h * width, width, v, values, v_row, count, recent, h * dim, dim, k, following, k_row)
 
 
 @compiled()
@@ -332,7 +227,7 @@ def _attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, p
         return False
     batches, kv_heads, slots = blocks.shape
     group, dim = q.shape[1] // kv_heads, q.shape[2]
-    rows, width = -(-group // 4) * 4, -(-size // LANES) * LANES  # a few heads of zeros fill up the last four
+    rows, width = -(-group // HEADS) * HEADS, -(-size // LANES) * LANES  # a few heads of zeros fill up the last four
     queries, p = np.zeros(rows * dim, np.float32), np.empty(rows * width, np.float32)
     acc, recent = np.empty(rows * dim, np.float32), np.empty(rows * dim, np.float32)
     most, mass = np.empty(rows, np.float32), np.empty(rows, np.float64)
@@ -378,21 +273,6 @@ def _attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, p
 
 
 @compiled()
-def _sum(x, i, step, count, dim, ahead, j, ahead_step):
-    """The sum of `count` rows of x from x[i]; meanwhile asks for as many from ahead[j]."""
-    a, b, one = _splat(np.float32(0)), _splat(np.float32(0)), _splat(np.float32(1))
-    for t in range(count):
-        for d in range(0, dim, 64 // ahead.itemsize):
-            _prefetch(ahead, j + t * ahead_step + d)
-        for d in range(0, dim - LANES, 2 * LANES):
-            a = _fma(one, _load(x, i + t * step + d), a)
-            b = _fma(one, _load(x, i + t * step + d + LANES), b)
-        if dim % (2 * LANES):
-            a = _fma(one, _load(x, i + t * step + dim - LANES), a)
-    return _total(_add(a, b))
-
-
-@compiled()
 def _totals(k, v, k_strides, v_strides, size, dim, table, length, blocks, out):
     """out[b, g] = the sum of all numbers in the listed blocks, in the order and with the prefetch of `_attend`."""
     batches, kv_heads, slots = blocks.shape
@@ -405,8 +285,8 @@ def _totals(k, v, k_strides, v_strides, size, dim, table, length, blocks, out):
         keys, values = page * k_page + g * k_head, page * v_page + g * v_head
         if item % slots == 0:
             out[b, g] = 0
-        out[b, g] += _sum(k, keys, k_row, count, dim, v, values, v_row)
-        out[b, g] += _sum(v, values, v_row, count, dim, k, following, k_row)
+        out[b, g] += total(_sum(k, keys, k_row, count, dim, v, values, v_row))
+        out[b, g] += total(_sum(v, values, v_row, count, dim, k, following, k_row))
 
 
 @compiled()

@@ -7,26 +7,12 @@ What each operator means stands in `reference`.
 import math
 
 import numpy as np
-from numba import njit, types
+from artifact.kernels.lanes_cpu import compiled
+from numba import types
 from numba.core.cgutils import ir
 from numba.extending import intrinsic, overload
 
-# Sums in any order, so that they vectorise. Infinities and NaN keep their rules: they can reach every operator here.
-_FREE = {"reassoc", "contract", "nsz"}
 _AHEAD_BYTES = 2560  # how far to prefetch; from 2 to 3 KiB was best for float32 and for half precision
-
-
-def compiled(*, fast=False):
-    """njit without the GIL, cached on disk where there is a place for it."""
-
-    def decorate(function):
-        options = {"nogil": True, "fastmath": _FREE if fast else False}
-        try:
-            return njit(cache=True, **options)(function)
-        except RuntimeError:  # no place to write a cache
-            return njit(**options)(function)
-
-    return decorate
 
 
 @intrinsic
