@@ -378,29 +378,29 @@ def _launch(q, kv, blocks, per, parts, state=_NOTHING[0], state_lse=_NOTHING[1])
     IndexError when a list, a length or the page table names what is not there, or a block twice.
     """
     pages, _, size, _ = kv.k.shape
-    out = torch.empty(1 if parts is None else parts, *q.shape)
-    lse = torch.empty(out.shape[:-1])
+    whole = tuple(q.shape) if parts is None else (parts, *q.shape)
+    out, lse = np.empty(whole, np.float32), np.empty(whole[:-1], np.float32)
     if not _attend(_array(q if q.dtype == torch.float32 else q.float()), _flat(kv.k), _flat(kv.v), kv.k.stride()[:3],
                    kv.v.stride()[:3], size, pages, _array(kv.page_table), _array(kv.length), _array(blocks), per,
-                   state, state_lse, out.numpy(), lse.numpy()):
+                   state, state_lse, out if parts is not None else out[None], lse if parts is not None else lse[None]):
         raise IndexError("a list, a length or the page table names what is not there, or a block twice")
-    return Partial(out, lse) if parts is not None else Partial(out[0], lse[0])
+    return Partial(torch.from_numpy(out), torch.from_numpy(lse))
 
 
 def _array(x):
     """A tensor's numbers, in order, as a NumPy array."""
-    return x.detach().contiguous().numpy()
+    return (x.detach() if x.requires_grad else x).contiguous().numpy()
 
 
 def _flat(x):
     """All that x reaches in memory, from its first number on, as one NumPy axis of float32 or bits."""
-    if x.is_contiguous():
-        flat = x.detach().view(-1)
-    else:
+    if x.requires_grad:
+        x = x.detach()
+    if not x.is_contiguous():
         extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-        flat = x.detach().as_strided((extent,), (1,))
+        x = x.as_strided((extent,), (1,))
     kind = _BITS.get(x.dtype)
-    return (flat if kind is None else flat.view(kind)).numpy()
+    return (x if kind is None else x.view(kind)).numpy().reshape(-1)
 
 
 _BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
