@@ -125,6 +125,6 @@ def contents(kv, name="blocks", blocks=None):
 def _whole(name, given, *shape):
     """ValueError unless `given` is int32 of a shape, in which a letter stands for any number."""
     found = given.shape
-    fits = len(found) == len(shape) and all([n == m or n.__class__ is str for n, m in zip(shape, found, strict=True)])
+    fits = len(found) == len(shape) and all(n == m or isinstance(n, str) for n, m in zip(shape, found, strict=True))
     if not fits or _named(given.dtype) != "torch.int32":
         raise ValueError(f"{name} is {shown(given)}; allowed: int32 [{', '.join(map(str, shape))}]")

@@ -15,7 +15,6 @@ from artifact.kernels.lanes_cpu import (
     LANES,
     ROWS,
     WORD,
-    Flat,
     accumulate,
     add,
     ask,
@@ -49,10 +48,8 @@ _VECTORS = 4 * LANES // 16  # of a row's values at a time: with the heads half o
 def _ask(builder, ahead, i, step, rows, d, width):
     """Asks for `width` channels of rows of `ahead` from i, `step` apart, the first of them at i + d.
 
-    Two rows of half precision are taken as one of twice the size. Without an array: for none.
+    Two rows of half precision are taken as one of twice the size.
     """
-    if not isinstance(ahead, Flat):
-        return
     packed = min(rows, 32 // ahead.dtype.bitwidth)
     for r in range(0, rows, packed):
         row = builder.add(i, builder.add(builder.mul(INDEX(r), step), builder.mul(INDEX(packed), d)))
@@ -70,68 +67,87 @@ def _channels(builder, dim, most):
         done = end
 
 
+def _over_heads(builder, rows, build):
+    """What `build` builds of the first head of a tile and whether to ask for rows meanwhile: once is enough."""
+    build(INDEX(0), True)
+    with cgutils.for_range_slice(builder, INDEX(HEADS), rows, INDEX(HEADS), INDEX) as (h, _):
+        build(h, False)
+
+
 @instruction(types.void, None, types.intp, types.intp, None, types.intp, types.intp, types.intp, None, types.intp,
              types.intp, None, types.intp, types.intp)
-def _logits(builder, q, a, dim, k, i, step, last, out, o, width, ahead, j, ahead_step):
-    """out[o + h * width + t] = the dot product of HEADS queries, from q[a], and ROWS keys from k[i].
+def _logits(builder, q, rows, dim, k, i, step, last, out, o, width, ahead, j, ahead_step):
+    """out[o + h * width + t] = the dot product of query h of `rows` and key t of the next ROWS from k[i].
 
     Keys are `step` apart and none lies after k[last], which is taken instead. Meanwhile asks for as many rows at
     ahead[j].
     """
     keys = [builder.add(i, builder.mul(INDEX(r), step)) for r in range(ROWS)]
     keys = [builder.select(builder.icmp_signed("<", key, last), key, last) for key in keys]
-    queries = [builder.add(a, builder.mul(INDEX(h), dim)) for h in range(HEADS)]
-    sums = slots(builder, [constant(0)] * (HEADS * ROWS))
-    for d, channels in _channels(builder, dim, 16):
-        _ask(builder, ahead, j, ahead_step, ROWS, d, channels)
-        for c in range(0, channels, LANES):
-            e = builder.add(d, INDEX(c))
-            x = [loaded(builder, k, builder.add(key, e)) for key in keys]
-            for h, query in enumerate(queries):
-                y = loaded(builder, q, builder.add(query, e))
-                for r in range(ROWS):
-                    accumulate(builder, sums[h * ROWS + r], y, x[r])
-    sums = folded(builder, [builder.load(slot) for slot in sums])
-    for h in range(HEADS):
-        order = ir.Constant(ir.VectorType(WORD, ROWS), list(range(h * ROWS, (h + 1) * ROWS)))
-        row = builder.shuffle_vector(sums, sums, order)
-        builder.store(row, at(builder, out, builder.add(o, builder.mul(INDEX(h), width)), row.type), align=4)
+
+    def tile(head, asks):
+        heads = [builder.add(head, INDEX(h)) for h in range(HEADS)]
+        queries = [builder.mul(h, dim) for h in heads]
+        sums = slots(builder, HEADS * ROWS)
+        for d, channels in _channels(builder, dim, 16):
+            if asks:
+                _ask(builder, ahead, j, ahead_step, ROWS, d, channels)
+            for c in range(0, channels, LANES):
+                e = builder.add(d, INDEX(c))
+                x = [loaded(builder, k, builder.add(key, e)) for key in keys]
+                for h, query in enumerate(queries):
+                    y = loaded(builder, q, builder.add(query, e))
+                    for r in range(ROWS):
+                        accumulate(builder, sums[h * ROWS + r], y, x[r])
+        sums = folded(builder, [builder.load(slot) for slot in sums])
+        for h in range(HEADS):
+            order = ir.Constant(ir.VectorType(WORD, ROWS), list(range(h * ROWS, (h + 1) * ROWS)))
+            row = builder.shuffle_vector(sums, sums, order)
+            builder.store(row, at(builder, out, builder.add(o, builder.mul(heads[h], width)), row.type), align=4)
+
+    _over_heads(builder, rows, tile)
 
 
 @instruction(types.void, None, types.intp, types.intp, None, types.intp, types.intp, types.intp, None, types.intp,
-             types.intp, None, types.intp, types.intp)
-def _weigh(builder, p, o, width, v, i, step, count, acc, a, dim, ahead, j, ahead_step):
-    """acc of HEADS heads, from acc[a], += `count` values from v[i], weighted by p[o + h * width + t].
+             None, types.intp, types.intp)
+def _weigh(builder, p, rows, width, v, i, step, count, acc, dim, ahead, j, ahead_step):
+    """acc of each head h of `rows` += `count` values from v[i], weighted by p[h * width + t].
 
     Values are `step` apart. Meanwhile asks for as many rows at ahead[j].
     """
     for d, channels in _channels(builder, dim, _VECTORS * LANES):
-        places = [builder.add(builder.add(a, d), builder.add(builder.mul(INDEX(h), dim), INDEX(c)))
-                  for h in range(HEADS) for c in range(0, channels, LANES)]
-        # rows of `ahead` that lie side by side are asked for from end to end: memory gives them twice as fast
+        # rows of `ahead` that lie side by side are asked for from end to end, not a piece of each
         compact = builder.icmp_signed("==", ahead_step, dim)
         first = builder.add(j, builder.select(compact, builder.mul(d, count), d))
         advance = builder.select(compact, INDEX(channels), ahead_step)
-        sums = slots(builder, [constant(0)] * len(places))
-        with cgutils.for_range(builder, count, intp=INDEX) as token:
-            t = token.index
-            row = builder.add(builder.add(i, d), builder.mul(t, step))
-            _ask(builder, ahead, builder.add(first, builder.mul(t, advance)), advance, 1, INDEX(0), channels)
-            x = [loaded(builder, v, builder.add(row, INDEX(c))) for c in range(0, channels, LANES)]
-            for h in range(HEADS):
-                place = builder.add(builder.add(o, t), builder.mul(INDEX(h), width))
-                weight = spread(builder, builder.load(at(builder, p, place, FLOAT)))
-                for slot, y in zip(sums[h * len(x):], x, strict=False):
-                    accumulate(builder, slot, weight, y)
-        for place, slot in zip(places, sums, strict=True):
-            x = builder.fadd(loaded(builder, acc, place), builder.load(slot))
-            builder.store(x, at(builder, acc, place), align=4)
+
+        def tile(head, asks, d=d, channels=channels, first=first, advance=advance):
+            heads = [builder.add(head, INDEX(h)) for h in range(HEADS)]
+            places = [[builder.add(builder.mul(h, dim), builder.add(d, INDEX(c))) for c in range(0, channels, LANES)]
+                      for h in heads]
+            sums = [slots(builder, len(of_head)) for of_head in places]
+            with cgutils.for_range(builder, count, intp=INDEX) as token:
+                t = token.index
+                if asks:
+                    _ask(builder, ahead, builder.add(first, builder.mul(t, advance)), advance, 1, INDEX(0), channels)
+                row = builder.add(builder.add(i, d), builder.mul(t, step))
+                x = [loaded(builder, v, builder.add(row, INDEX(c))) for c in range(0, channels, LANES)]
+                for h, of_head in zip(heads, sums, strict=True):
+                    weight = builder.load(at(builder, p, builder.add(builder.mul(h, width), t), FLOAT))
+                    weight = spread(builder, weight)
+                    for slot, y in zip(of_head, x, strict=True):
+                        accumulate(builder, slot, weight, y)
+            for place, slot in zip(sum(places, []), sum(sums, []), strict=True):
+                x = builder.fadd(loaded(builder, acc, place), builder.load(slot))
+                builder.store(x, at(builder, acc, place), align=4)
+
+        _over_heads(builder, rows, tile)
 
 
 @instruction(lanes, None, types.intp, types.intp, types.intp, types.intp, None, types.intp, types.intp)
 def _sum(builder, x, i, step, count, dim, ahead, j, ahead_step):
     """A vector whose lanes sum up `count` rows of x from x[i]; meanwhile asks for as many from ahead[j]."""
-    sums = slots(builder, [constant(0)] * (64 // LANES))
+    sums = slots(builder, 64 // LANES)
     with cgutils.for_range(builder, count, intp=INDEX) as token:
         t = token.index
         row = builder.add(i, builder.mul(t, step))
@@ -175,9 +191,7 @@ def _add_block(queries, rows, dim, k, keys, k_row, v, values, v_row, count, foll
     """
     last = keys + (count - 1) * k_row
     for t in range(0, count, ROWS):  # past the end the last token again, with no weight
-        _logits(queries, 0, dim, k, keys + t * k_row, k_row, last, p, t, width, v, values + t * v_row, v_row)
-        for h in range(HEADS, rows, HEADS):
-            _logits(queries, h * dim, dim, k, keys + t * k_row, k_row, last, p, h * width + t, width, None, 0, 0)
+        _logits(queries, rows, dim, k, keys + t * k_row, k_row, last, p, t, width, v, values + t * v_row, v_row)
     for r in range(rows):
         old = most[r]
         most[r], fresh = _exponentials(p, r * width, count, old)
@@ -188,9 +202,7 @@ def _add_block(queries, rows, dim, k, keys, k_row, v, values, v_row, count, foll
                 acc[d] *= shrink
                 recent[d] *= shrink
         mass[r] += fresh
-    _weigh(p, 0, width, v, values, v_row, count, recent, 0, dim, k, following, k_row)
-    for h in range(HEADS, rows, HEADS):
-        _weigh(p, h * width, width, v, values, v_row, count, recent, h * dim, dim, None, 0, 0)
+    _weigh(p, rows, width, v, values, v_row, count, recent, dim, k, following, k_row)
 
 
 @compiled()

@@ -124,11 +124,11 @@ def ask(builder, flat, i):
     call(builder, "llvm.prefetch.p0", ir.VoidType(), builder.gep(flat.data, [i]), WORD(0), WORD(2), WORD(1))
 
 
-def slots(builder, vectors):
-    """A variable for each of the vectors, which is in it at first: registers once they are optimised."""
-    made = [cgutils.alloca_once(builder, FLOATS) for _ in vectors]
-    for slot, x in zip(made, vectors, strict=True):
-        builder.store(x, slot)
+def slots(builder, count):
+    """Variables of `count` vectors, zero at first: registers once they are optimised."""
+    made = [cgutils.alloca_once(builder, FLOATS) for _ in range(count)]
+    for slot in made:
+        builder.store(constant(0), slot)
     return made
 
 
