@@ -14,7 +14,6 @@ from artifact.kernels.lanes_cpu import (
     INDEX,
     LANES,
     ROWS,
-    WORD,
     accumulate,
     add,
     ask,
@@ -22,23 +21,24 @@ from artifact.kernels.lanes_cpu import (
     compiled,
     constant,
     exp2_of_difference,
-    folded,
     instruction,
     lanes,
     larger,
     largest,
     load,
     loaded,
+    over_channels,
+    rows_from,
     slots,
     splat,
     spread,
     store,
+    store_sums,
     total,
 )
 from artifact.kernels.paged import Partial
 from numba import types
 from numba.core import cgutils
-from numba.core.cgutils import ir
 
 _CHUNK = 256  # tokens summed up before they go to the sum of all: many small numbers first, so that rounding stays low
 _LOG2_E = 1.4426950408889634
@@ -57,16 +57,6 @@ def _ask(builder, ahead, i, step, rows, d, width):
             ask(builder, ahead, builder.add(row, INDEX(c)))
 
 
-def _channels(builder, dim, most):
-    """The loops over `dim` channels, `most` at a time, the rest by sixteen. -> the first and how many of each."""
-    done = INDEX(0)
-    for channels in sorted({most, 16}, reverse=True):
-        end = builder.sub(dim, builder.srem(dim, INDEX(channels)))
-        with cgutils.for_range_slice(builder, done, end, INDEX(channels), INDEX) as (d, _):
-            yield d, channels
-        done = end
-
-
 def _over_heads(builder, rows, build):
     """What `build` builds of the first head of a tile and whether to ask for rows meanwhile: once is enough."""
     build(INDEX(0), True)
@@ -82,14 +72,13 @@ def _logits(builder, q, rows, dim, k, i, step, last, out, o, width, ahead, j, ah
     Keys are `step` apart and none lies after k[last], which is taken instead. Meanwhile asks for as many rows at
     ahead[j].
     """
-    keys = [builder.add(i, builder.mul(INDEX(r), step)) for r in range(ROWS)]
-    keys = [builder.select(builder.icmp_signed("<", key, last), key, last) for key in keys]
+    keys = rows_from(builder, i, step, last, ROWS)
 
     def tile(head, asks):
         heads = [builder.add(head, INDEX(h)) for h in range(HEADS)]
         queries = [builder.mul(h, dim) for h in heads]
         sums = slots(builder, HEADS * ROWS)
-        for d, channels in _channels(builder, dim, 16):
+        for d, channels in over_channels(builder, dim, 16):
             if asks:
                 _ask(builder, ahead, j, ahead_step, ROWS, d, channels)
             for c in range(0, channels, LANES):
@@ -99,11 +88,7 @@ def _logits(builder, q, rows, dim, k, i, step, last, out, o, width, ahead, j, ah
                     y = loaded(builder, q, builder.add(query, e))
                     for r in range(ROWS):
                         accumulate(builder, sums[h * ROWS + r], y, x[r])
-        sums = folded(builder, [builder.load(slot) for slot in sums])
-        for h in range(HEADS):
-            order = ir.Constant(ir.VectorType(WORD, ROWS), list(range(h * ROWS, (h + 1) * ROWS)))
-            row = builder.shuffle_vector(sums, sums, order)
-            builder.store(row, at(builder, out, builder.add(o, builder.mul(heads[h], width)), row.type), align=4)
+        store_sums(builder, sums, out, [builder.add(o, builder.mul(h, width)) for h in heads])
 
     _over_heads(builder, rows, tile)
 
@@ -115,7 +100,7 @@ def _weigh(builder, p, rows, width, v, i, step, count, acc, dim, ahead, j, ahead
 
     Values are `step` apart. Meanwhile asks for as many rows at ahead[j].
     """
-    for d, channels in _channels(builder, dim, _VECTORS * LANES):
+    for d, channels in over_channels(builder, dim, _VECTORS * LANES):
         # rows of `ahead` that lie side by side are asked for from end to end, not a piece of each
         compact = builder.icmp_signed("==", ahead_step, dim)
         first = builder.add(j, builder.select(compact, builder.mul(d, count), d))
@@ -151,7 +136,7 @@ def _sum(builder, x, i, step, count, dim, ahead, j, ahead_step):
     with cgutils.for_range(builder, count, intp=INDEX) as token:
         t = token.index
         row = builder.add(i, builder.mul(t, step))
-        for d, channels in _channels(builder, dim, 64):
+        for d, channels in over_channels(builder, dim, 64):
             _ask(builder, ahead, builder.add(j, builder.mul(t, ahead_step)), ahead_step, 1, d, channels)
             for slot, c in zip(sums, range(0, channels, LANES), strict=False):
                 accumulate(builder, slot, loaded(builder, x, builder.add(builder.add(row, d), INDEX(c))), constant(1))

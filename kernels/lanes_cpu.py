@@ -150,6 +150,32 @@ def folded(builder, sums):
     return sums[0]
 
 
+def over_channels(builder, dim, most):
+    """The loops over `dim` channels, `most` at a time, the rest by sixteen. -> the first and how many of each."""
+    done = INDEX(0)
+    for channels in sorted({most, 16}, reverse=True):
+        end = builder.sub(dim, builder.srem(dim, INDEX(channels)))
+        with cgutils.for_range_slice(builder, done, end, INDEX(channels), INDEX) as (d, _):
+            yield d, channels
+        done = end
+
+
+def rows_from(builder, i, step, last, count):
+    """Where `count` rows from i lie, `step` apart; past the last one that one."""
+    rows = [builder.add(i, builder.mul(INDEX(r), step)) for r in range(count)]
+    return [builder.select(builder.icmp_signed("<", row, last), row, last) for row in rows]
+
+
+def store_sums(builder, sums, out, places):
+    """out[place] and after it = the totals of as many of the LANES `sums` as there are for each place."""
+    rows = len(sums) // len(places)
+    sums = folded(builder, [builder.load(slot) for slot in sums])
+    for h, place in enumerate(places):
+        order = ir.Constant(ir.VectorType(WORD, rows), list(range(h * rows, (h + 1) * rows)))
+        row = builder.shuffle_vector(sums, sums, order)
+        builder.store(row, at(builder, out, place, row.type), align=4)
+
+
 @instruction(lanes, None, types.intp)
 def load(builder, flat, i):
     """flat[i : i + LANES], widened."""
