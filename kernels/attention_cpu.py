@@ -376,12 +376,13 @@ def _launch(q, kv, blocks, per, parts, state=_NOTHING[0], state_lse=_NOTHING[1])
     """
     pages, _, size, _ = kv.k.shape
     whole = tuple(q.shape) if parts is None else (parts, *q.shape)
-    out, lse = np.empty(whole, np.float32), np.empty(whole[:-1], np.float32)
+    out, lse = torch.empty(whole), torch.empty(whole[:-1])
+    written = (x.numpy() if parts is not None else x.numpy()[None] for x in (out, lse))
     if not _attend(_array(q if q.dtype == torch.float32 else q.float()), _flat(kv.k), _flat(kv.v), kv.k.stride()[:3],
                    kv.v.stride()[:3], size, pages, _array(kv.page_table), _array(kv.length), _array(blocks), per,
-                   state, state_lse, out if parts is not None else out[None], lse if parts is not None else lse[None]):
+                   state, state_lse, *written):
         raise IndexError("a list, a length or the page table names what is not there, or a block twice")
-    return Partial(torch.from_numpy(out), torch.from_numpy(lse))
+    return Partial(out, lse)
 
 
 def _array(x):

@@ -6,6 +6,8 @@ as their bits, uint16 for bfloat16 and int16 for float16.
 """
 
 import functools
+import hashlib
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,15 +29,25 @@ _STORED = {types.float32: FLOATS, types.int16: ir.VectorType(ir.HalfType(), LANE
 _FREE = {"reassoc", "contract", "nsz"}
 
 
+_DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+
 def compiled(*, fast=False):
-    """njit without the GIL, cached on disk where there is a place for it."""
+    """njit without the GIL, cached on disk where there is a place for it.
+
+    Numba takes what is cached for this CPU's name and features only, and for the function's own file as it is; here
+    also for this file as it is, of which the code is built.
+    """
 
     def decorate(function):
         options = {"nogil": True, "fastmath": _FREE if fast else False}
         try:
-            return njit(cache=True, **options)(function)
+            dispatcher = njit(cache=True, **options)(function)
         except RuntimeError:  # no place to write a cache
             return njit(**options)(function)
+        stored = dispatcher._cache._cache_file
+        stored._source_stamp = (stored._source_stamp, _DIGEST)
+        return dispatcher
 
     return decorate
 
