@@ -1,9 +1,7 @@
 """Attention on a CPU: each listed block read once where it lies, all query heads of its KV head together, one core.
 
-Vectors of sixteen floats are written out, since Numba turns a dot product's many accumulators into none by itself.
-They are one register with AVX-512 and LLVM splits them elsewhere. The next rows are asked for between the
-multiplications, not in bursts: that is what lets them arrive meanwhile. As in `cpu`, half-precision numbers come as
-their bits, uint16 for bfloat16 and int16 for float16. What each operator means stands in `reference`.
+Written in the tiles of `lanes_cpu`. The next rows are asked for between the multiplications, not in bursts, once for
+all heads and from end to end: that is what lets them arrive meanwhile. What each operator means stands in `reference`.
 """
 
 import numpy as np
@@ -28,6 +26,7 @@ from artifact.kernels.lanes_cpu import (
     load,
     loaded,
     over_channels,
+    pointer,
     rows_from,
     slots,
     splat,
@@ -37,7 +36,7 @@ from artifact.kernels.lanes_cpu import (
     total,
 )
 from artifact.kernels.paged import Partial
-from numba import types
+from numba import carray, types
 from numba.core import cgutils
 
 _CHUNK = 256  # tokens summed up before they go to the sum of all: many small numbers first, so that rounding stays low
@@ -277,6 +276,28 @@ def _attend(q, k, v, k_strides, v_strides, size, pages, table, length, blocks, p
     return True
 
 
+_FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int32)  # what is at an address
+_KINDS = {torch.float32: _FLOATS, torch.bfloat16: np.empty(0, np.uint16), torch.float16: np.empty(0, np.int16)}
+
+
+@compiled()
+def _attend_at(kind, k, v, k_strides, v_strides, size, pages, queries, lists, blocks, per, parts, out, lse, q, table,
+               length, listed, state, state_lse):
+    """`_attend` of what lies at addresses, a state at 0 being none; queries [B, H, D] and lists [B, G, S] are shapes.
+
+    kind: an array of what k and v hold; blocks: N.
+    """
+    batches, heads, dim = queries
+    before = batches if state else 0
+    return _attend(
+        carray(pointer(_FLOATS, q), queries), carray(pointer(kind, k), (0,)), carray(pointer(kind, v), (0,)),
+        k_strides, v_strides, size, pages, carray(pointer(_INTS, table), (batches, blocks)),
+        carray(pointer(_INTS, length), (batches,)), carray(pointer(_INTS, listed), lists), per,
+        carray(pointer(_FLOATS, state), (before, heads, dim)), carray(pointer(_FLOATS, state_lse), (before, heads)),
+        carray(pointer(_FLOATS, out), (parts, batches, heads, dim)),
+        carray(pointer(_FLOATS, lse), (parts, batches, heads)))
+
+
 @compiled()
 def _totals(k, v, k_strides, v_strides, size, dim, table, length, blocks, out):
     """out[b, g] = the sum of all numbers in the listed blocks, in the order and with the prefetch of `_attend`."""
@@ -323,7 +344,10 @@ def _merge(out, lse, keep, merged, merged_lse):
 
 
 def attend(q, kv, blocks):
-    """`reference.attend`, of float32 or half precision, D a multiple of 16, k and v with a stride of 1 over D."""
+    """`reference.attend`, of float32 or half precision, D a multiple of 16, k and v with a stride of 1 over D.
+
+    Shapes and dtypes are taken as `artifact.ops` has checked them.
+    """
     return _launch(q, kv, blocks, max(1, blocks.shape[2]), None)
 
 
@@ -334,7 +358,7 @@ def attend_groups(q, kv, blocks, group):
 
 def repair(state, q, kv, missed):
     """`reference.repair`."""
-    return _launch(q, kv, missed, max(1, missed.shape[2]), None, *(_array(x) for x in state))
+    return _launch(q, kv, missed, max(1, missed.shape[2]), None, state)
 
 
 def dense(q, kv):
@@ -366,39 +390,31 @@ def every_block(q, kv):
     return torch.where(there, block, -1).unsqueeze(1).expand(-1, kv.k.shape[1], -1).contiguous()
 
 
-_NOTHING = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.float32)
-
-
-def _launch(q, kv, blocks, per, parts, state=_NOTHING[0], state_lse=_NOTHING[1]):
+def _launch(q, kv, blocks, per, parts, state=()):
     """Partial of [parts, B, H, D] and [parts, B, H], without the first axis where parts is None.
 
-    IndexError when a list, a length or the page table names what is not there, or a block twice.
+    IndexError when a list, a length or the page table names what is not there, or a block twice. Tensors go by their
+    addresses: as NumPy arrays they would cost a tenth of a repair.
     """
     pages, _, size, _ = kv.k.shape
-    whole = tuple(q.shape) if parts is None else (parts, *q.shape)
+    whole, parts = (tuple(q.shape), 1) if parts is None else ((parts, *q.shape), parts)
     out, lse = torch.empty(whole), torch.empty(whole[:-1])
-    written = (x.numpy() if parts is not None else x.numpy()[None] for x in (out, lse))
-    if not _attend(_array(q if q.dtype == torch.float32 else q.float()), _flat(kv.k), _flat(kv.v), kv.k.stride()[:3],
-                   kv.v.stride()[:3], size, pages, _array(kv.page_table), _array(kv.length), _array(blocks), per,
-                   state, state_lse, *written):
+    given = [x.contiguous() for x in (q.float(), kv.page_table, kv.length, blocks, *state)]  # kept until it is done
+    if not _attend_at(_KINDS[kv.k.dtype], kv.k.data_ptr(), kv.v.data_ptr(), kv.k.stride()[:3], kv.v.stride()[:3], size,
+                      pages, tuple(q.shape), tuple(blocks.shape), kv.page_table.shape[1], per, parts,
+                      out.data_ptr(), lse.data_ptr(), *[x.data_ptr() for x in given], *(() if state else (0, 0))):
         raise IndexError("a list, a length or the page table names what is not there, or a block twice")
     return Partial(out, lse)
 
 
 def _array(x):
     """A tensor's numbers, in order, as a NumPy array."""
-    return (x.detach() if x.requires_grad else x).contiguous().numpy()
+    return x.detach().contiguous().numpy()
 
 
 def _flat(x):
     """All that x reaches in memory, from its first number on, as one NumPy axis of float32 or bits."""
-    if x.requires_grad:
-        x = x.detach()
-    if not x.is_contiguous():
-        extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-        x = x.as_strided((extent,), (1,))
-    kind = _BITS.get(x.dtype)
-    return (x if kind is None else x.view(kind)).numpy().reshape(-1)
-
-
-_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    flat = x.detach().as_strided((extent,), (1,))
+    kind = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(x.dtype)
+    return (flat if kind is None else flat.view(kind)).numpy()

@@ -19,6 +19,7 @@ from artifact.kernels.lanes_cpu import (
     instruction,
     loaded,
     over_channels,
+    prefetch,
     rows_from,
     slots,
     store_sums,
@@ -70,22 +71,6 @@ def _bfloat_to_float(context, bits):
         return builder.bitcast(word, ir.FloatType())
 
     return types.float32(bits), generate
-
-
-@intrinsic
-def _prefetch(context, flat, i):
-    """Asks for the cache line of `flat[i]` in the second level; no harm past the array's end."""
-
-    def generate(context, builder, signature, values):
-        address = builder.gep(context.make_array(signature.args[0])(context, builder, values[0]).data, [values[1]])
-        word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
-        function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(builder.module, kind,
-                                                                                 "llvm.prefetch.p0")
-        builder.call(function, [address, word(0), word(2), word(1)])  # a read, kept in the second level, data
-        return context.get_dummy_value()
-
-    return types.void(flat, types.intp), generate
 
 
 def _wide(x):
@@ -251,7 +236,7 @@ def infllm_scores(q, group, keys, counts, per_block, before, out):
             start = (at * keys.shape[1] + g) * keys.shape[2] * dim + ahead
             for c in range(count):
                 for i in range(start + c * dim, start + (c + 1) * dim, line):
-                    _prefetch(flat, i)
+                    prefetch(flat, i)
                 for h in range(0, heads, 4):
                     a0, a1, a2, a3 = _logits_of_four(q[b, g], h, keys[at, g], c)
                     logits[h, c], logits[h + 1, c], logits[h + 2, c], logits[h + 3, c] = a0, a1, a2, a3

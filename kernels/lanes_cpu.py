@@ -23,12 +23,8 @@ WORD, INDEX, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 FLOATS, _WORDS = ir.VectorType(FLOAT, LANES), ir.VectorType(WORD, LANES)
 _STORED = {types.float32: FLOATS, types.int16: ir.VectorType(ir.HalfType(), LANES),
            types.uint16: ir.VectorType(ir.IntType(16), LANES)}
-
-
 # Sums in any order, so that they vectorise. Infinities and NaN keep their rules: they can reach every operator here.
 _FREE = {"reassoc", "contract", "nsz"}
-
-
 _DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
@@ -94,6 +90,17 @@ def instruction(result, *arguments):
         return made
 
     return decorate
+
+
+@intrinsic
+def pointer(context, kind, address):
+    """An address as that of what `kind`, an array, holds."""
+    result = types.CPointer(kind.dtype)
+
+    def generate(context, builder, signature, values):
+        return builder.inttoptr(values[1], context.get_value_type(result))
+
+    return result(kind, types.intp), generate
 
 
 def call(builder, name, result, *values, **options):
@@ -163,9 +170,9 @@ def folded(builder, sums):
 
 
 def over_channels(builder, dim, most):
-    """The loops over `dim` channels, `most` at a time, the rest by sixteen. -> the first and how many of each."""
+    """The loops over `dim` channels, `most` at a time, then half of it, then 16. -> the first and how many of each."""
     done = INDEX(0)
-    for channels in sorted({most, 16}, reverse=True):
+    for channels in sorted({most, max(16, most // 2), 16}, reverse=True):
         end = builder.sub(dim, builder.srem(dim, INDEX(channels)))
         with cgutils.for_range_slice(builder, done, end, INDEX(channels), INDEX) as (d, _):
             yield d, channels

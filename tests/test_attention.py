@@ -1,5 +1,6 @@
 """Attention over a paged cache: against float64 where shapes hurt, with NaN wherever nothing may be read."""
 
+import hashlib
 import importlib.util
 import itertools
 import math
@@ -7,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numba
 import numpy as np
 import pytest
 import torch
 from artifact.kernels import attention_cpu, cpu, lanes_cpu, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.registry import cpu_target
 
 from artifact import kernels, ops
 from artifact.ops import PagedKV, Partial
@@ -391,6 +394,18 @@ def test_vectors_of_the_other_width_give_the_same(tmp_path, monkeypatch):
     test_attention_over_listed_blocks(5, 80, 32, torch.float32, "cpu")
     for group, before in zip(("max", "mean"), scores, strict=True):
         torch.testing.assert_close(ops.quest_scores(q, keys - 1, keys, group=group), before, rtol=1e-5, atol=1e-4)
+
+
+def test_machine_code_of_another_cpu_or_of_other_lanes_is_not_taken(monkeypatch):
+    cache, codegen = attention_cpu._attend._cache, cpu_target.target_context.codegen()
+    own = cache._index_key((), codegen)
+    assert cache._index_key((), codegen) == own
+    for change in ((numba.config, "CPU_NAME", "generic"), (codegen, "_tm_features", "+avx")):
+        with monkeypatch.context() as patched:
+            patched.setattr(*change)
+            assert cache._index_key((), codegen) != own
+    digest = hashlib.sha256(Path(lanes_cpu.__file__).read_bytes()).hexdigest()
+    assert digest in cache._cache_file._source_stamp
 
 
 # --- what the tests would see
