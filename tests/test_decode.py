@@ -24,7 +24,7 @@ QUEST = Quest(page=16, budget_blocks=8, dense_layers=1)
 INFLLM = InfLLM(block=32, init=1, local=1, topk=5, dense_len=-1)
 METHODS = [QUEST, INFLLM]
 THETA = Theta(0.6, 0.3, 0.5)
-LAYER, PROMPT, STEPS, ROWS = 3, 300, 40, 24
+LAYER, PROMPT, STEPS, ROWS = 3, 300, 24, 16
 KINDS = [(mode, fidelity) for mode in decode.MODES for fidelity in decode.FIDELITIES
          if fidelity == "union" or mode not in ("dense", "dsa")]
 ROUNDING = 2e-6
@@ -152,7 +152,7 @@ def test_a_step_is_what_the_definitions_say(worlds, method, mode, fidelity):
         assert (happened.missed > 0).any() and (happened.wasted > 0).any() and happened.sparse.all()
 
 
-@pytest.mark.parametrize(("method", "prompt", "layer"), [(QUEST, 100, LAYER), (QUEST, PROMPT, 0),
+@pytest.mark.parametrize(("method", "prompt", "layer"), [(QUEST, 115, LAYER), (QUEST, PROMPT, 0),
                                                          (dataclasses.replace(INFLLM, dense_len=320), PROMPT, LAYER)])
 def test_what_selects_nothing_attends_to_everything(method, prompt, layer):
     """A short sequence until it is long enough, and a layer that stays dense."""
