@@ -17,6 +17,8 @@ from artifact.kernels.paged import PagedKV, Partial
 from triton.runtime import interpreter
 
 from artifact import ops
+from artifact.dsa.quest import Quest
+from artifact.prr import decode as step
 
 NAN = float("nan")
 HALF, FULL = torch.float16, torch.float32
@@ -344,6 +346,26 @@ def test_the_doorway_runs_the_kernels_it_was_asked_for():
         assert names == kernels
         for x, y in zip(ours, call("reference"), strict=True):
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fidelity", step.FIDELITIES)
+def test_a_decode_step_runs_the_kernels(fidelity):
+    rng = torch.Generator().manual_seed(4)
+    keys, q = torch.randn(1, 2, 112, 16, generator=rng), torch.randn(112, 1, 4, 16, generator=rng)
+    pages = keys[0].unflatten(1, (7, 16)).transpose(0, 1)
+    kv = PagedKV(pages, pages, torch.arange(7, dtype=torch.int32)[None], torch.tensor([101], dtype=torch.int32))
+    made = {}
+    for impl in ("reference", "triton"):
+        plan = step.Plan("prr", fidelity, Quest(budget_blocks=3), 1.5, (0.4, 0.3, 0.5), impl)
+        state = step.begin(plan, keys[:, :, :100])
+        with launched() as names:
+            state = step.warm(plan, state, step.prefill_scores(plan, q[98:100, 0], state, 3)[:, None], 3)
+            made[impl] = step.step(plan, q[100], kv, state, 3)
+        assert bool(names) == (impl == "triton")
+    assert {"quest_bounds", "ema", "attend_blocks", "merge_parts"} <= set(names)
+    (out, _, happened), (other, _, same) = made.values()
+    torch.testing.assert_close(out, other, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(x, y) for x, y in zip(happened, same, strict=True)) and happened.missed.any()
 
 
 MUTANTS = {

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from artifact.dsa.quest import Quest  # noqa: E402
-from artifact.models import capture, registry, trace, weights  # noqa: E402
+from artifact.models import attention, capture, registry, trace, weights  # noqa: E402
 from artifact.study import recording  # noqa: E402
 
 SHAPE = {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -130,7 +130,7 @@ def test_sampled_tokens_follow_the_seed(llama):
 
 def test_the_size_of_the_chunks_changes_nothing(llama, monkeypatch):
     whole = recorded(llama)
-    monkeypatch.setattr(capture, "CHUNK_TOKENS", 23)  # 70 = 3 * 23 + 1: the last chunk is a single token
+    monkeypatch.setattr(attention, "CHUNK_TOKENS", 23)  # 70 = 3 * 23 + 1: the last chunk is a single token
     parts = recorded(llama)
     assert recording.difference(parts, whole) < 2**-7
     assert parts.generated.tolist() == whole.generated.tolist()

@@ -45,6 +45,11 @@ class Quest:
         if self.group not in ops.GROUPS:
             raise ValueError(f"group is {self.group!r}; allowed: {', '.join(ops.GROUPS)}")
 
+    @property
+    def block(self) -> int:
+        """Tokens of a page, by the name that a block's have elsewhere."""
+        return self.page
+
     def summarize(self, k, length=None) -> Bounds:
         """Bounds of the keys k [B, G, T, D]; length int [B]: how many of the T each sequence has (None = all)."""
         batch, kv_heads, tokens, dim = k.shape

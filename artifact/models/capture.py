@@ -8,21 +8,14 @@ The prompt may be extended by the model's own decoding (`extend`), for prompts t
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 import torch
-from transformers import AttentionInterface, DynamicCache
-from transformers.cache_utils import DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from artifact.models import registry
+from artifact.models import attention, registry
 from artifact.models.trace import BITS, PAGE_TOKENS, Trace, check_length
 
-CHUNK_TOKENS = 512
 TEMPERATURE = 0.8
-_NAME = "recording"
 
 
 def record(model, ids: Sequence[int], *, layers: Sequence[int], steps: int, rows: int, decoding: str,
@@ -49,14 +42,14 @@ def record(model, ids: Sequence[int], *, layers: Sequence[int], steps: int, rows
     choose = _Choice(model, decoding, continuation, seed)
     total = len(ids) + steps
     done = on_progress or (lambda done, total: None)
-    with torch.inference_mode(), _watched(model, watch):
-        cache = _cache(model, total)
-        logits = _prefill(model, ids, cache, lambda count: done(count, total))
+    with torch.inference_mode(), attention.replaced(model, watch):
+        cache = attention.room(model, total)
+        logits = attention.prefill(model, ids, cache, lambda count: done(count, total))
         watch.decoding = True
         generated = []
         for step in range(steps):
             generated.append(choose(logits, step))
-            logits = _feed(model, generated[-1:], cache)
+            logits = attention.logits(model, generated[-1:], cache)[-1]
             done(len(ids) + step + 1, total)
         low, high, mean = zip(*(_pages(cache, layer, total) for layer in layers), strict=True)
     return Trace(
@@ -73,15 +66,15 @@ def extend(model, ids: Sequence[int], tokens: int, *, seed: int = 0,
            on_progress: Callable[[int, int], None] | None = None) -> list[int]:
     """`ids` and the model's own continuation, drawn with `seed`, `tokens` in all."""
     choose, out = _Choice(model, "sampled", (), seed), list(ids)
-    with torch.inference_mode(), _watched(model, _attend):
-        cache = _cache(model, tokens)
-        logits = _prefill(model, out, cache, lambda count: None)
+    with torch.inference_mode(), attention.replaced(model, attention.plain):
+        cache = attention.room(model, tokens)
+        logits = attention.prefill(model, out, cache)
         while len(out) < tokens:
             out.append(choose(logits, len(out)))
             if on_progress:
                 on_progress(len(out), tokens)
             if len(out) < tokens:
-                logits = _feed(model, out[-1:], cache)
+                logits = attention.logits(model, out[-1:], cache)[-1]
     return out
 
 
@@ -104,7 +97,7 @@ class _Watch:
                     raise ValueError(f"layer {layer} does not attend to all keys; only full attention can be recorded")
                 self.decode[layer].append(query[0, :, 0].float().cpu())
                 self.mass[layer].append(self._mass(query, key, options.get("scaling")))
-        return _attend(module, query, key, value, attention_mask, **options)
+        return attention.plain(module, query, key, value, attention_mask, **options)
 
     def _mass(self, query, key, scaling):
         """fp32 [G, P]: attention probability on each page, the mean over the group."""
@@ -134,75 +127,6 @@ class _Choice:
         if self.decoding == "greedy":
             return int(logits.argmax())
         return int(torch.multinomial((logits / TEMPERATURE).softmax(-1), 1, generator=self.generator))
-
-
-@contextmanager
-def _watched(model, function):
-    """Within, the model's attention is `function`."""
-    before = model.config._attn_implementation
-    AttentionInterface.register(_NAME, function)
-    AttentionMaskInterface.register(_NAME, sdpa_mask)  # for a name without one no causal mask would be made
-    model.set_attn_implementation(_NAME)
-    if model.config._attn_implementation != _NAME:
-        raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
-def _attend(module, query, key, value, attention_mask, **options):
-    """SDPA; with one query the group becomes its rows, which a CPU computes several times faster than a wide group."""
-    plain = attention_mask is None and options.get("softcap") is None and options.get("position_bias") is None
-    if query.shape[2] > 1 or not plain:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    batch, heads, _, size = query.shape
-    folded = query.view(batch, key.shape[1], -1, size)
-    out = torch.nn.functional.scaled_dot_product_attention(folded, key, value, scale=options.get("scaling"))
-    return out.reshape(batch, 1, heads, value.shape[-1]), None
-
-
-class _Layer(DynamicLayer):
-    """Keys and values written in place, for up to `tokens`.
-
-    transformers' own layer joins old and new at every step: each time all is copied, into memory a little larger than
-    what was freed, and after 8K tokens the process holds three times what it needs.
-    """
-
-    def __init__(self, tokens):
-        super().__init__()
-        self.tokens, self.room = tokens, None
-
-    def update(self, key_states, value_states, *_, **__):
-        new = (key_states, value_states)
-        if not self.is_initialized:
-            self.lazy_initialization(*new)
-            self.room = [states.new_empty(*states.shape[:2], self.tokens, states.shape[3]) for states in new]
-        start, end = self.get_seq_length(), self.get_seq_length() + key_states.shape[2]
-        for room, states in zip(self.room, new, strict=True):
-            room[:, :, start:end] = states
-        self.keys, self.values = (room[:, :, :end] for room in self.room)
-        return self.keys, self.values
-
-
-def _cache(model, tokens):
-    cache = DynamicCache(config=model.config)
-    cache.layers = [_Layer(tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
-
-
-def _prefill(model, ids, cache, done):
-    for start in range(0, len(ids), CHUNK_TOKENS):
-        chunk = ids[start:start + CHUNK_TOKENS]
-        logits = _feed(model, chunk, cache)
-        done(start + len(chunk))
-    return logits
-
-
-def _feed(model, ids, cache):
-    """fp32 logits [vocabulary] after `ids`, on the CPU."""
-    tokens = torch.tensor([ids], dtype=torch.long, device=model.device)
-    return model(tokens, cache=cache, use_cache=True, logits_to_keep=1).logits[0, -1].float().cpu()
 
 
 def _pages(cache, layer, total):

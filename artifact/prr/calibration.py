@@ -28,8 +28,8 @@ from artifact.prr.predictor import Theta
 ALPHAS = (0.2, 0.4, 0.6, 0.8)
 BETAS = (0.1, 0.2, 0.3, 0.4, 0.5)
 GAMMAS = (0.0, 0.25, 0.5, 0.75)
-_AXES = (ALPHAS, BETAS, GAMMAS)
-SHAPE = tuple(len(axis) for axis in _AXES)
+AXES = (ALPHAS, BETAS, GAMMAS)
+SHAPE = tuple(len(axis) for axis in AXES)
 WEIGHTS = ("shift", "softmax", "raw")
 _UNIT = 2.0**60
 
@@ -74,7 +74,7 @@ def plain(scores: np.ndarray, budget: int, *, ratio: float = 1.0, rows: int | No
     target[:skip] = False
     parts = shares(weight, target)
     for index in np.ndindex(SHAPE):
-        alpha, keep_level, beta, keep_trend, gamma = Theta(*(v[i] for v, i in zip(_AXES, index, strict=True))).weights
+        alpha, keep_level, beta, keep_trend, gamma = Theta(*(v[i] for v, i in zip(AXES, index, strict=True))).weights
         level, trend = scores[0], np.zeros(scores.shape[1:], np.float32)
         for row, wanted, share in zip(scores[1:], target[1:], parts[1:], strict=True):
             hit = largest(level + gamma * trend, picks) & wanted
@@ -85,6 +85,11 @@ def plain(scores: np.ndarray, budget: int, *, ratio: float = 1.0, rows: int | No
                 trend = np.where(going_on, beta * (row - level) + keep_trend * trend, np.float32(0))
                 level = np.where(going_on, alpha * row + keep_level * level, row)
     return _chosen(objective, hits, int(target.sum()), int(target.any(-1).sum()))
+
+
+def weights_of(method) -> str:
+    """What stands for IS in Eq. 4: InfLLM-v2's probabilities as they are, Quest's bounds shifted to be positive."""
+    return "raw" if hasattr(method, "topk") else "shift"
 
 
 def importance(scores: np.ndarray, weights: str) -> np.ndarray:

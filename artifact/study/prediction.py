@@ -14,6 +14,7 @@ import pandas as pd
 from artifact.models import trace as traces_
 from artifact.models.trace import Trace
 from artifact.prr import baselines, calibration, coverage, predictor
+from artifact.prr.calibration import weights_of
 from artifact.prr.coverage import Steps
 from artifact.prr.predictor import Theta
 from artifact.study import paths
@@ -57,11 +58,6 @@ def method(name: str = "quest", *, page: int | None = None, budget: int | None =
     if name == "quest":
         return Quest(page=page, budget_blocks=budget, group=group)
     return InfLLM(block=page, local=budget // 3, topk=budget - budget // 3, dense_len=-1)
-
-
-def weights_of(chosen) -> str:
-    """What stands for IS in Eq. 4: InfLLM-v2's probabilities as they are, Quest's bounds shifted to be positive."""
-    return "raw" if hasattr(chosen, "topk") else "shift"
 
 
 def steps(recorded: Trace, layer: int, chosen) -> Steps:
