@@ -47,18 +47,26 @@ def test_delta_is_the_largest_that_fits_in_whole_blocks():
     assert unknown.ratio == pytest.approx(0.68)
 
 
+def test_where_it_was_timed_the_times_themselves_count():
+    one = profile(line, even, noise=0.1)
+    fitted = budget.fit(one)
+    for context, window, times in zip(CONTEXTS, one.selection, one.speculation, strict=True):
+        answer = fitted.answer(context)
+        assert answer.selection == window and answer.speculation <= window
+        assert answer.speculation == pytest.approx(np.interp(answer.ratio, RATIOS, times))
+
+
 def test_nothing_is_speculated_on_where_nothing_fits():
     answer = budget.fit(profile(lambda c: 15, even)).answer(8192)
     assert (answer.ratio, answer.speculation, answer.limit) == (0.0, 0.0, "window")
 
 
 def test_a_gap_in_the_fit_is_not_jumped():
-    bent = budget.fit(profile(lambda c: 30, lambda c, r: 20 + 40 * (1.1 - r) ** 2 * (r + 0.4)))
-    ratios = np.arange(32, 257) / 128
-    times = bent.speculation.at(8192, ratios)
-    first = int(np.argmin(times <= 30))
-    assert bent.speculation.degrees[1] == 3 and (times[first:] <= 30).any()
-    assert bent.answer(8192).ratio == (ratios[first - 1] if first else 0)
+    bent = budget.fit(profile(lambda c: 60, lambda c, r: 20 + 45 * r * (r - 2) ** 2))
+    fits = bent.speculation.at(9000, np.arange(32, 257) / 128) <= 60
+    first = int(np.argmin(fits))
+    assert bent.speculation.degrees == (0, 3) and first > 0 and fits[first:].any()
+    assert bent.answer(9000).ratio == (31 + first) / 128
 
 
 @pytest.mark.parametrize(("select", "degree"), [

@@ -169,7 +169,7 @@ def test_what_is_not_timed_is_modelled_and_says_so():
     (lambda f: pd.concat([f, f.iloc[:1]]), "quest at 4096 tokens, qkv stands there twice"),
     (lambda f: pd.concat([f, f[f["stage"] == "repair"].iloc[:1]]), r"repair of 0 \|A\| stands there twice"),
     (lambda f: f.assign(stage=f["stage"].replace("ffn", "mlp")), "stage is 'mlp'; allowed: qkv, selection"),
-    (lambda f: f.assign(attended_ratio=f["attended_ratio"].fillna(1)), "attended_ratio of ffn is 1.0; allowed: none"),
+    (lambda f: f.assign(attended_ratio=f["attended_ratio"].fillna(1)), "attended_ratio of qkv is 1.0; allowed: none"),
     (lambda f: f.assign(attended_ratio=f["attended_ratio"].replace(1, 3)), "attended_ratio of attention is 3.0; al"),
     (lambda f: f.assign(attended_ratio=None), "quest at 4096 tokens, speculation stands there twice"),
     (lambda f: f.drop(columns="stage"), "no column 'stage'; needed: device, model"),

@@ -1,9 +1,9 @@
 """How many blocks may be speculated on: the largest delta = |P| / |A| whose attention fits into selection (paper A.6).
 
 Once per device, model, method, block size and budget, the latency of selection and of speculation is timed over context
-and delta. At run time delta follows from the current context; between the contexts timed, and a little past them, both
-times come from polynomials. The paper prints neither their degree nor delta: here the degree is the one that predicts
-left-out points best, and is reported.
+and delta. At run time delta follows from the current context: from the times themselves where it is one that was timed,
+else, and a little past the longest, from polynomials. The paper prints neither their degree nor delta: here the degree
+is the one that predicts left-out points best, and is reported.
 """
 
 import itertools
@@ -76,7 +76,7 @@ class Surface(NamedTuple):
 
 class Answer(NamedTuple):
     """delta at a context. ratio: 0 when not even the fewest blocks fit; limit: what ended it, "window" or "profile" (no
-    larger one was timed); beyond: whether the context is longer than any that was timed. Times in µs, of the fit."""
+    larger one was timed); beyond: whether the context is longer than any that was timed. Times in µs."""
 
     context: int
     ratio: float
@@ -106,8 +106,13 @@ class Budget:
             raise ValueError(f"context is {context} tokens; allowed: {known[0]} to {FAR * known[-1]}, {FAR} times the "
                              f"longest that was timed{more}")
         ratios = _ratios(self.profile)
-        window, times = float(self.selection.at(context)[0]), self.speculation.at(context, ratios)
-        if window <= 0 or (times <= 0).any():
+        if context in known:
+            i = known.index(context)
+            window, times = self.profile.selection[i], np.interp(ratios, self.profile.ratios,
+                                                                 self.profile.speculation[i])
+        else:
+            window, times = float(self.selection.at(context)[0]), self.speculation.at(context, ratios)
+        if context not in known and (window <= 0 or (times <= 0).any()):
             raise ValueError(f"context is {context} tokens; the fitted times are no longer above 0 there: time it")
         fits = np.append(times <= window * (1 + 1e-9), False)  # a tie is one before rounding
         count = int(np.argmin(fits))  # those before the first that does not fit

@@ -6,6 +6,8 @@ Table 8 is the speed-up over serial DSA of three stages of PRR; Table 1 is its l
 with InfLLM-v2. Table 3 compares two kernels; Table 6 and Figure 4 say how far a GPU's parts are used.
 """
 
+from functools import cache
+
 import pandas as pd
 
 from artifact.study import paths, results
@@ -35,6 +37,7 @@ def kernel() -> pd.DataFrame:
     return _read("kernel")
 
 
+@cache
 def kernel_mean() -> float:
     """How many times faster that kernel is, mean of Table 3's cells."""
     return float(kernel()["speedup_ratio"].mean())
