@@ -190,9 +190,9 @@ def three_budgets(profile: str = "figure2b", method: str = "quest", context: int
     stages = stage_times.stages(found, method, context)
     right = budget.fit(stage_times.profile(found, method)).answer(context).ratio
     rows = []
-    for name, ratio in (("too small", 0.5), ("too large", 2.0), ("fits", right)):
+    for place, (name, ratio) in enumerate((("too small", 0.5), ("too large", 2.0), ("fits", right))):
         step = timeline.step(stages, "repair", ratio, 1 - covered(method, ratio))
-        rows += _events(name, step, stages, predicted_ratio=ratio)
+        rows += _events(name, step, stages, predicted_ratio=ratio, order_index=place)
     return pd.DataFrame(rows).assign(profile=profile, method=method, context_tokens=context, origin="modelled")
 
 
@@ -219,8 +219,8 @@ def teaser(profile: str = "figure2b", method: str = "infllm", context: int = AT)
     stages = stage_times.stages(stage_times.read(profile), method, context)
     ratio = budget.fit(stage_times.profile(stage_times.read(profile), method)).answer(context).ratio
     missed = 1 - _printed_coverage(method)
-    rows = _events("serial DSA", timeline.step(stages, "serial"), stages, predicted_ratio=np.nan)
-    rows += _events("PRR", timeline.step(stages, "repair", ratio, missed), stages, predicted_ratio=ratio)
+    rows = _events("serial DSA", timeline.step(stages, "serial"), stages, predicted_ratio=np.nan, order_index=0)
+    rows += _events("PRR", timeline.step(stages, "repair", ratio, missed), stages, predicted_ratio=ratio, order_index=1)
     return pd.DataFrame(rows).assign(profile=profile, method=method, context_tokens=context, origin="modelled")
 
 
@@ -289,8 +289,9 @@ def baselines() -> pd.DataFrame:
                 rows.append(_row(found, method, context, name, basis, ratio, hit, serial, took))
             larger = right + 1 - foreseen  # |A ∪ P|: select that many and attend to them in turn
             took = serial - stages.attention + timeline.at(stages.speculation, larger, "speculation")
-            rows.append(_row(found, method, context, "serial, budget |A ∪ P|", "paper", larger, 1.0, serial, took))
-    return pd.DataFrame(rows).assign(origin="modelled")
+            rows.append(_row(found, method, context, "serial DSA, budget |A ∪ P|", "paper", larger, 1.0, serial, took))
+    whole = pd.DataFrame(rows)
+    return whole.assign(order_index=pd.factorize(whole["baseline"])[0], origin="modelled")
 
 
 def contention() -> pd.DataFrame:
