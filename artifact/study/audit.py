@@ -77,8 +77,8 @@ def _bound(profile, method, bound):
 
 
 def _mean(method, stage="S3"):
-    found = latency.speedup_means().set_index(["method", "stage"])
-    return found.loc[(method, stage), "mean_ratio"]
+    found = latency.speedup_means().set_index(["method", "model", "stage"])
+    return found.loc[(method, "all", stage), "mean_ratio"]
 
 
 def _step_shares():

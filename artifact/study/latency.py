@@ -153,14 +153,8 @@ def delta_table(found: pd.DataFrame) -> pd.DataFrame:
 def fits() -> pd.DataFrame:
     """Which degree describes each time best, and how far off left-out points are predicted: a row per degree tried in
     the context, with the ratio's degree that goes best with it."""
-    rows = []
-    for found, method in _methods():
-        fitted = budget.fit(stage_times.profile(found, method))
-        for stage, surface in (("selection", fitted.selection), ("speculation", fitted.speculation)):
-            for degree in sorted({tried for tried, _ in surface.errors}):
-                error, other = min((error, pair[1]) for pair, error in surface.errors.items() if pair[0] == degree)
-                rows.append({"profile": found.name, "method": method, "stage": stage, "degree": degree,
-                             "ratio_degree": other, "left_out_us": error, "chosen": degree == surface.degrees[0]})
+    rows = [{"profile": found.name, "method": method} | tried for found, method in _methods()
+            for tried in _degrees(budget.fit(stage_times.profile(found, method)))]
     return pd.DataFrame(rows).assign(origin="modelled")
 
 
@@ -225,11 +219,15 @@ def teaser(profile: str = "figure2b", method: str = "infllm", context: int = AT)
 
 
 def speedup_means() -> pd.DataFrame:
-    """Table 8 and, as its last stage, Table 1: mean and ends over the 30 cells of a method and stage."""
-    cells = printed.cells(printed.speedups())
-    groups = cells.groupby(["method", "stage"], sort=False)["speedup_ratio"]
+    """Mean and ends of speed-ups: Table 8, with Table 1 as its last stage, over the 30 cells of a method and stage;
+    Table 2, over its benchmarks; Table 3, over all of its cells (stage "kernel")."""
+    cells = printed.cells(printed.speedups()).assign(of="all")
+    two = printed.cells(printed.speedups(2)).assign(of="GLM-4-9B-1M")
+    kernel = printed.kernel().assign(method="both", stage="kernel", of="all")
+    groups = pd.concat([cells, two, kernel]).groupby(["method", "of", "stage"], sort=False)["speedup_ratio"]
     return pd.DataFrame({"cells_count": groups.size(), "mean_ratio": groups.mean(), "lowest_ratio": groups.min(),
-                         "highest_ratio": groups.max()}).reset_index().assign(origin="published")
+                         "highest_ratio": groups.max()}).reset_index().rename(columns={"of": "model"}) \
+        .assign(origin="published")
 
 
 def table1() -> pd.DataFrame:
@@ -322,7 +320,8 @@ def cells() -> pd.DataFrame:
 
     basis "printed": Table 1. "published stages", "our stages": PRR by the timeline of a model's stage times at one
     context, with Table 7's coverage of the cell, or with our own of a model whose traces are there ("our traces", the
-    mean over prompts). Only models that somebody has timed have rows of the latter kinds.
+    mean over prompts). Only models that somebody has timed have rows of the latter kinds; of several files of our own
+    for one model the first counts.
     """
     rows = [{"method": row.method, "model": row.model, "benchmark": row.benchmark, "basis": "printed",
              "context_tokens": np.nan, "coverage_frac": np.nan, "speedup_ratio": row.speedup_ratio,
@@ -331,9 +330,13 @@ def cells() -> pd.DataFrame:
     traced = experiments.recorded("03_predictor", "models.csv")
     traced = traced[traced["model"].isin(registry.PAPER) & traced["coverage_larger_frac"].notna()
                     & (traced["origin"] != "published")]
+    own = set()
     for found, method in _methods():
         model = found.rows["model"].iloc[0]
         basis = "published stages" if found.manifest.origin == "published" else "our stages"
+        if basis == "our stages" and (method, model) in own:
+            continue
+        own |= {(method, model)} if basis == "our stages" else set()
         fitted = budget.fit(stage_times.profile(found, method))
         foreseen = [(benchmark, basis, theirs[method, model, benchmark]) for benchmark in
                     theirs[method].loc[model].index] if model in registry.PAPER else []
@@ -362,6 +365,72 @@ def cell_table(found: pd.DataFrame) -> pd.DataFrame:
                                    list(found["model"].unique()).index(key[1])))
     wide = wide.loc[keys].rename_axis(columns=None).reset_index()
     return wide[[*wide.columns.drop("origin"), "origin"]]
+
+
+def budget_of(source: str, method: str, contexts: tuple[int, ...] = (), *, far: bool = False,
+              kernel: float | None = None, fixed: float = 0.0,
+              **wanted: object) -> tuple[dict, list[dict], list[dict]]:
+    """What `artifact prr budget` says of a file of stage times: facts, delta at each context (none given: all that were
+    timed), and the degrees tried. `wanted`: what the profile must be of, as in `Profile.require`."""
+    found = stage_times.read(source)
+    profile = stage_times.profile(found, method, kernel, fixed)
+    profile.require(**wanted)
+    fitted = budget.fit(profile)
+    answers = [fitted.answer(context, far=far) for context in contexts or profile.contexts]
+    said = _about(found, method, kernel, fixed) | {
+        "page_tokens": profile.page_tokens, "budget_count": profile.budget_count,
+        "longest_tokens": profile.contexts[-1],
+        "selection_degree": fitted.selection.degrees[0], "speculation_degree": fitted.speculation.degrees[0],
+        "speculation_ratio_degree": fitted.speculation.degrees[1]}
+    deltas = [{"context_tokens": one.context, "predicted_ratio": one.ratio, "selection_us": one.selection,
+               "speculation_us": one.speculation, "limit": one.limit, "beyond": one.beyond} for one in answers]
+    return said, deltas, _degrees(fitted)
+
+
+def timeline_of(source: str, method: str, context: int, *, ratio: float | None = None, coverage: float | None = None,
+                slower: tuple[float, float] = (0.0, 0.0), kernel: float | None = None,
+                fixed: float = 0.0) -> tuple[dict, list[dict], list[dict]]:
+    """What `artifact prr timeline` says of one context: facts and bounds, the latency of every way to run the step, and
+    PRR's schedule. `ratio`: None = the budget's; `coverage`: None = GLM-4-9B's average in Table 7."""
+    found, contention = stage_times.read(source), Contention(*slower)
+    stages = stage_times.stages(found, method, context, kernel, fixed)
+    if ratio is None:
+        ratio = budget.fit(stage_times.profile(found, method, kernel, fixed)).answer(context).ratio
+    hit = _printed_coverage(method) if coverage is None else coverage
+    least, serial = timeline.bounds(stages), timeline.latency(timeline.step(stages, "serial"))
+    said = _about(found, method, kernel, fixed) | {
+        "context_tokens": context, "predicted_ratio": ratio, "coverage_frac": hit,
+        "contention_selection_frac": contention.selection, "contention_speculation_frac": contention.speculation,
+        "overlap_bound_ratio": serial / least.overlap, "hidden_bound_ratio": serial / least.hidden}
+    ways = []
+    for way in timeline.WAYS:
+        size = 1.0 if way == "recompute" else ratio  # S1 takes the last step's set
+        took = timeline.latency(timeline.step(stages, way, size, 1 - hit), contention)
+        ways.append({"way": way, "latency_us": took, "speedup_ratio": serial / took})
+    events = timeline.schedule([timeline.step(stages, "repair", ratio, 1 - hit)], contention)
+    return said, ways, [event._asdict() for event in events]
+
+
+def _degrees(fitted):
+    """For both stages, per degree tried in the context: the ratio's degree that goes best with it, and its error."""
+    rows = []
+    for stage, surface in (("selection", fitted.selection), ("speculation", fitted.speculation)):
+        for degree in sorted({tried for tried, _ in surface.errors}):
+            error, other = min((error, pair[1]) for pair, error in surface.errors.items() if pair[0] == degree)
+            chosen = degree == surface.degrees[0]
+            if chosen:  # the lowest that is as good as the best
+                other, error = surface.degrees[1], surface.errors[surface.degrees]
+            rows.append({"stage": stage, "degree": degree, "ratio_degree": other, "left_out_us": round(error, 6),
+                         "chosen": chosen})
+    return rows
+
+
+def _about(found, method, kernel, fixed):
+    told = {"stages": found.name, "device": found.manifest.device, "model": str(found.rows["model"].iloc[0]),
+            "method": method, "per": found.manifest.per, "stages_origin": found.manifest.origin, "origin": "modelled"}
+    if stage_times.modelled(found):
+        told |= {"kernel_ratio": printed.kernel_mean() if kernel is None else kernel, "fixed_frac": fixed}
+    return told
 
 
 def _each():

@@ -55,6 +55,11 @@ def statements() -> pd.DataFrame:
     return _read("statements").set_index("statement")
 
 
+def items() -> pd.DataFrame:
+    """Every figure and table of the paper: what it shows, and the notebook and key of what it became here."""
+    return _read("items").drop(columns="source")
+
+
 def costs() -> pd.DataFrame:
     """Appendix A.5: what calibration and one prediction took."""
     return _read("costs")
