@@ -88,7 +88,7 @@ def utilization(frame: pd.DataFrame) -> go.Figure:
     """Figure 4 and Table 6: how far SMs, L2 and DRAM are used, by context at batch 1 and by batch at 128K."""
     methods = _methods(frame)
     figure = style.sheet("How far the GPU's parts are used", 770, rows=len(methods), cols=2, legend=True, headings=True,
-                         shared_yaxes=True, horizontal_spacing=0.05, vertical_spacing=0.14)
+                         shared_xaxes=True, shared_yaxes=True, horizontal_spacing=0.05, vertical_spacing=0.12)
     panels = (("profile", "context_tokens", "whole layer, batch 1"), ("6", "batch_count", "128K tokens in all"))
     for row, method in enumerate(methods, 1):
         for col, (table, across, said) in enumerate(panels, 1):
@@ -238,7 +238,7 @@ def _timelines(frame: pd.DataFrame, title: str, height: int) -> go.Figure:
         for stream in [stream for stream in ("main", "side") if (cells["stream"] == stream).any()]:
             rows[way, stream] = len(labels) + 0.5 * ways.index(way)
             labels.append(rows[way, stream])
-    for event in frame.sort_values(["order_index", "start_us"]).itertuples():
+    for event in frame.sort_values(["order_index", "start_us", "stage"]).itertuples():
         figure.add_bar(orientation="h", y=[rows[event.way, event.stream]], base=[event.start_us / unit], width=0.8,
                        x=[(event.end_us - event.start_us) / unit], showlegend=False,
                        marker={"color": _COLOURS[event.stage], "line": {"width": 1.2, "color": _edge(event.stage)}},
