@@ -8,7 +8,7 @@ import pytest
 from test_stage_times import rows as timed_rows
 
 from artifact.prr import timeline
-from artifact.study import audit, books, claims, latency, printed, results, stage_times
+from artifact.study import audit, books, claims, figures, latency, printed, results, stage_times
 
 
 @pytest.fixture(scope="module")
@@ -268,3 +268,34 @@ def test_frames_are_results(tmp_path, baselines, lines):
         results.write(frame, tmp_path / f"{name}.csv")
         pd.testing.assert_frame_equal(results.read(tmp_path / f"{name}.csv")[["origin"]].astype(str),
                                       frame[["origin"]].astype(str).reset_index(drop=True))
+
+
+# --- figures of what is not there yet
+
+def test_stage_times_of_our_own_stand_beside_the_published(tmp_path, monkeypatch):
+    own = timed_rows(model="Llama3-8B-1M")
+    own["context_tokens"] *= 8
+    stage_times.write(tmp_path / "h200.csv", own, what="a test", device="A", per="layer", origin="measured",
+                      source="here", driver="1", versions={}, command="none", started="now")
+    files = [*latency.files(), stage_times.read(tmp_path / "h200.csv")]
+    monkeypatch.setattr(latency, "files", lambda: files)
+    for key, frame in (("stages", latency.stages()), ("bounds", latency.bounds()), ("speedups", latency.cells()),
+                       ("baselines", latency.baselines())):
+        drawn = figures.draw(key, frame)
+        assert drawn.layout.height <= 900
+        shown = json.dumps(drawn.to_plotly_json(), default=str)
+        assert "h200" in shown
+    bars = [bar for bar in figures.draw("stages", latency.stages()).data if bar.type == "bar"]
+    hollow = [bar for bar in bars if bar.marker.color.startswith("rgba")]
+    assert len(hollow) == 3 * 2 + 4 * 2 and len(bars) - len(hollow) == 4 * 2, "ours are filled"
+
+
+@pytest.mark.parametrize(("key", "change", "says"), [
+    ("stages", {"method": "nsa"}, "method 'nsa' has no colour; allowed: quest, infllm"),
+    ("stages", {"time_us": "long"}, "column 'time_us' holds 'long'; it must hold numbers"),
+    ("bounds", {"origin": "published"}, "every row is published"),
+    ("baselines", {"context_tokens": 1}, "no rows with context_tokens in: 131072")])
+def test_what_cannot_be_drawn_is_said(baselines, key, change, says):
+    frame = {"stages": latency.stages, "bounds": latency.bounds, "baselines": lambda: baselines}[key]()
+    with pytest.raises(ValueError, match=says):
+        figures.draw(key, frame.assign(**change))

@@ -32,7 +32,7 @@ _LONG = 152  # px below a plot, for a note of three lines
 def stages(frame: pd.DataFrame) -> go.Figure:
     """Figure 2b: stacked stages by context, a row of panels for each file of stage times."""
     profiles, methods = _profiles(frame), _methods(frame)
-    figure = style.sheet("Where a decode step's time goes", 210 + 310 * len(profiles), rows=len(profiles),
+    figure = style.sheet("Where a decode step's time goes", min(900, 210 + 310 * len(profiles)), rows=len(profiles),
                          cols=len(methods), legend=True, headings=True, shared_xaxes=True, horizontal_spacing=0.11,
                          vertical_spacing=0.13, bottom=_LONG)
     shown = [stage for stage in ("qkv", "selection", "attention", "ffn") if stage in set(frame["stage"])]
@@ -42,6 +42,8 @@ def stages(frame: pd.DataFrame) -> go.Figure:
             per, unit = cells["per"].iloc[0], 1000 if cells["per"].iloc[0] == "step" else 1
             for stage in shown:
                 part = cells[cells["stage"] == stage]
+                if part.empty:
+                    continue
                 hollow = (part["origin"] == "published").all()
                 figure.add_bar(x=_named(part["context_tokens"]), y=(part["time_us"] / unit).tolist(), showlegend=False,
                                marker=_bar(stage, hollow), row=row, col=col, width=0.74,
@@ -61,7 +63,7 @@ def stages(frame: pd.DataFrame) -> go.Figure:
 def bounds(frame: pd.DataFrame) -> go.Figure:
     """The most that overlapping, hiding, or a faster kernel could give, by context."""
     profiles, methods = _profiles(frame), _methods(frame)
-    figure = style.sheet("What could be saved at most", 250 + 290 * len(profiles), rows=len(profiles),
+    figure = style.sheet("What could be saved at most", min(900, 250 + 290 * len(profiles)), rows=len(profiles),
                          cols=len(methods), legend=True, headings=True, shared_xaxes=True, shared_yaxes=True,
                          horizontal_spacing=0.05, vertical_spacing=0.12, bottom=_LONG)
     high = math.ceil(frame["hidden_ratio"].max() * 10) / 10 + 0.05
@@ -125,9 +127,9 @@ def tradeoff(frame: pd.DataFrame) -> go.Figure:
     methods = _methods(frame)
     figure = style.sheet("Speed-up by how much is speculated on", 640, cols=len(methods), headings=True, legend=True,
                          shared_yaxes=True, horizontal_spacing=0.05, bottom=_LONG)
-    dashes = ("solid", "8px,4px", "2px,4px")
     high = math.ceil(frame["speedup_ratio"].max() * 10) / 10
     contexts = sorted(frame["context_tokens"].unique())
+    dashes = [("solid", "8px,4px", "2px,4px")[i % 3] for i in range(len(contexts))]
     for col, method in enumerate(methods, 1):
         colour = METHODS[method].colour
         for context, dash in zip(contexts, dashes, strict=True):
@@ -177,11 +179,11 @@ def speedups(frame: pd.DataFrame) -> go.Figure:
         modelled = mine[mine["origin"] != "published"]
         for (model, profile), part in modelled.groupby(["model", "profile"], sort=False):
             ends = part.groupby("context_tokens")["speedup_ratio"].mean()
-            x = places[model] + (0.18 if profile == "figure2b" else 0.34)
-            symbol, colour = ("square", INK) if profile == "figure2b" else ("diamond", LOOKS["calibrated"].colour)
-            figure.add_scatter(x=[x] * len(ends), y=ends.tolist(), mode="lines+markers", showlegend=False, row=row,
-                               col=1, marker={"symbol": symbol, "size": 11, "color": colour},
-                               line={"color": colour, "width": 2}, text=_named(ends.index),
+            looks = {"figure2b": (0.16, "square", INK), "nsight": (0.36, "diamond", LOOKS["calibrated"].colour)}
+            shift, symbol, colour = looks.get(profile, (0.26, METHODS[method].symbol, METHODS[method].colour))
+            figure.add_scatter(x=[places[model] + shift] * len(ends), y=ends.tolist(), mode="lines+markers",
+                               showlegend=False, row=row, col=1, line={"color": colour, "width": 2},
+                               marker={"symbol": symbol, "size": 11, "color": colour}, text=_named(ends.index),
                                hovertemplate=f"{PROFILES.get(profile, profile)}, %{{text}}: %{{y:.3f}}<extra></extra>")
         style.heading(figure, f"<b>{style.said(method)}</b>", row=row)
         figure.update_yaxes(title_text="speed-up (ratio)", range=[1, 1.75], row=row, col=1)
@@ -193,6 +195,8 @@ def speedups(frame: pd.DataFrame) -> go.Figure:
         ("... kernel profile", {"mode": "lines+markers", "marker": {
             "symbol": "diamond", "size": 11, "color": LOOKS["calibrated"].colour},
             "line": {"color": LOOKS["calibrated"].colour, "width": 2}})])
+    if set(frame["profile"]) - {*PROFILES, "Table 1"}:
+        style.key(figure, [("... a GPU of our own", {"mode": "markers", "marker": {"size": 12, "color": QUIET}})])
     return style.note(figure, frame, "stage times are published of GLM-4-9B alone; hollow marks of a model: its five "
                                      "benchmarks in the paper's order", by=PAPER)
 
@@ -200,6 +204,8 @@ def speedups(frame: pd.DataFrame) -> go.Figure:
 def baselines(frame: pd.DataFrame) -> go.Figure:
     """What PRR is to be compared with, at 128K tokens, from both published sets of stage times."""
     frame = frame[frame["context_tokens"] == 131072]
+    if frame.empty:
+        raise ValueError("no rows with context_tokens in: 131072")
     profiles, methods = _profiles(frame), _methods(frame)
     names = list(dict.fromkeys(frame.sort_values("order_index")["baseline"]))
     figure = style.sheet("What PRR has to be compared with", 900, rows=len(methods), cols=len(profiles), headings=True,
