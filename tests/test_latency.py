@@ -290,6 +290,22 @@ def test_stage_times_of_our_own_stand_beside_the_published(tmp_path, monkeypatch
     assert len(hollow) == 3 * 2 + 4 * 2 and len(bars) - len(hollow) == 4 * 2, "ours are filled"
 
 
+@pytest.mark.parametrize(("select", "ratio"), [(3, 0), (900, 2)])
+def test_stage_times_with_nearly_no_window_or_a_wide_one(tmp_path, monkeypatch, select, ratio):
+    own = timed_rows()
+    own.loc[own["stage"] == "selection", "time_us"] = select
+    stage_times.write(tmp_path / "a.csv", own, what="a test", device="A", per="layer", origin="measured", source="here",
+                      driver="1", versions={}, command="none", started="now")
+    files = [stage_times.read(tmp_path / "a.csv")]
+    monkeypatch.setattr(latency, "files", lambda: files)
+    found = latency.baselines().set_index(["method", "context_tokens", "baseline"])
+    row = found.loc[("quest", 4096, "S3: PRR")]
+    assert row["predicted_ratio"] == ratio and row["coverage_frac"] == min(ratio, 0.9805)
+    whole = select + 5 + 90
+    assert row["latency_us"] == pytest.approx(whole + (23 if ratio == 0 else 3 + 20 * (1 - 0.9805)))
+    assert len(found) == 2 * 3 * (12 if ratio == 0 else 11), "what was not timed has no row"
+
+
 @pytest.mark.parametrize(("key", "change", "says"), [
     ("stages", {"method": "nsa"}, "method 'nsa' has no colour; allowed: quest, infllm"),
     ("stages", {"time_us": "long"}, "column 'time_us' holds 'long'; it must hold numbers"),

@@ -94,6 +94,13 @@ def test_a_layer_by_hand():
     assert timeline.bounds(stages) == (170, 150)
 
 
+def test_nothing_speculated_is_serial_with_the_other_kernel():
+    stages = Stages(10, 40, 60, 100, ((0.5, 12), (1, 20)), ((0, 2), (1, 22)))
+    assert timeline.step(stages, "repair", 0.0, 1.0) == Step(10, 40, 0, 22, 100, "repair")
+    with pytest.raises(ValueError, match="speculation ratio is 0.25; the stage times know: 0.5 to 1"):
+        timeline.step(stages, "repair", 0.25, 1.0)
+
+
 @pytest.mark.parametrize(("way", "missed", "wanted"), [
     ("serial", 0.3, Step(10, 40, 0, 60, 100)), ("fast", 0.3, Step(10, 40, 0, 20, 100)),
     ("reuse", 0.3, Step(10, 40, 20, 0, 100, "repair")), ("recompute", 0.3, Step(10, 40, 60, 60, 100)),

@@ -65,13 +65,14 @@ class Surface(NamedTuple):
 
     degrees: tuple[int, int]
     errors: dict[tuple[int, int], float]
-    coefficients: np.ndarray
+    coefficients: np.ndarray  # of the powers of context / its scale [down] and of ratio / its scale [across]
     scales: tuple[float, float]
 
     def at(self, context: float, ratio: float | np.ndarray = 1.0) -> np.ndarray:
         """Time at a context and a ratio or several, µs."""
-        x = np.full(np.size(ratio), context / self.scales[0])
-        return _terms(x, np.atleast_1d(ratio) / self.scales[1], self.degrees) @ self.coefficients
+        x = np.vander([context / self.scales[0]], self.degrees[0] + 1, increasing=True)
+        y = np.vander(np.atleast_1d(ratio) / self.scales[1], self.degrees[1] + 1, increasing=True)
+        return (x @ self.coefficients @ y.T)[0]
 
 
 class Answer(NamedTuple):
@@ -150,14 +151,20 @@ def _ratios(profile):
 
 
 def _surface(contexts, ratios, times):
+    """Least squares on a grid, one axis after the other, which comes to the same; every pair of degrees tried."""
     x, y = np.array(contexts, np.float64), np.array(ratios, np.float64)
     scales = float(x[-1]), float(y[-1])
-    x, y = x / scales[0], y / scales[1]
-    tried = itertools.product(range(_most(x) + 1), range(_most(y) + 1))
-    errors = {degrees: _left_out(x, y, times, degrees) for degrees in sorted(tried, key=lambda pair: (sum(pair), pair))}
+    axes = [[_axis(points, degree) for degree in range(_most(points) + 1)] for points in (x / scales[0], y / scales[1])]
+    errors = {}
+    for i, j in sorted(itertools.product(*map(range, map(len, axes))), key=lambda pair: (sum(pair), pair)):
+        (_, fit_x, out_x), (_, fit_y, out_y) = axes[0][i], axes[1][j]
+        wrong = [out_x @ times @ fit_y.T - times]
+        wrong += [fit_x @ times @ out_y.T - times] if len(y) > 1 else []
+        errors[i, j] = float(np.sqrt(np.mean(np.square(wrong))))
     least = min(errors.values()) * (1 + 1e-6) + 1e-9 * float(np.abs(times).max())
     degrees = next(degrees for degrees, error in errors.items() if error <= least)
-    return Surface(degrees, errors, _solve(x, y, times, degrees), scales)
+    (solve_x, *_), (solve_y, *_) = axes[0][degrees[0]], axes[1][degrees[1]]
+    return Surface(degrees, errors, solve_x @ times @ solve_y.T, scales)
 
 
 def _most(points):
@@ -165,25 +172,12 @@ def _most(points):
     return max(0, min(MOST_DEGREE, len(points) - 2))
 
 
-def _left_out(x, y, times, degrees):
-    """Root mean square of what is predicted wrong for each context left out, and each ratio."""
-    wrong = []
-    for i in range(len(x)):
-        rest = np.delete(np.arange(len(x)), i)
-        found = _solve(x[rest], y, times[rest], degrees)
-        wrong.append(_terms(np.full(len(y), x[i]), y, degrees) @ found - times[i])
-    for j in range(len(y) if len(y) > 1 else 0):
-        rest = np.delete(np.arange(len(y)), j)
-        found = _solve(x, y[rest], times[:, rest], degrees)
-        wrong.append(_terms(x, np.full(len(x), y[j]), degrees) @ found - times[:, j])
-    return float(np.sqrt(np.mean(np.concatenate(wrong) ** 2)))
-
-
-def _solve(x, y, times, degrees):
-    at_x, at_y = np.repeat(x, len(y)), np.tile(y, len(x))
-    return np.linalg.lstsq(_terms(at_x, at_y, degrees), times.reshape(-1), rcond=None)[0]
-
-
-def _terms(x, y, degrees):
-    """Every product of a power of x and one of y up to `degrees`: [points, terms]."""
-    return np.stack([x**i * y**j for i in range(degrees[0] + 1) for j in range(degrees[1] + 1)], axis=1)
+def _axis(points, degree):
+    """Of a polynomial on `points`: values -> coefficients, values -> fitted values, and values -> each one predicted
+    from the others."""
+    terms = np.vander(points, degree + 1, increasing=True)
+    solve, left_out = np.linalg.pinv(terms), np.zeros((len(points), len(points)))
+    for i in range(len(points) if len(points) > 1 else 0):
+        rest = np.delete(np.arange(len(points)), i)
+        left_out[i, rest] = terms[i] @ np.linalg.pinv(terms[rest])
+    return solve, terms @ solve, left_out

@@ -123,7 +123,8 @@ def step(stages: Stages, way: str, ratio: float = 1.0, missed: float = 0.0) -> S
 
     serial: select, then attend to A. fast: the same with the kernel that can be continued. reuse: attend to P alone and
     let what is missed go. recompute: with serial's kernel over P, and over all of A again when anything is missed (S1).
-    repair: PRR, over P and then over M. Raises ValueError for another way, and for a ratio the stages do not know.
+    repair: PRR, over P and then over M. With ratio 0 nothing runs beside the selection. Raises ValueError for another
+    way, and for a ratio the stages do not know.
     """
     if way not in WAYS:
         raise ValueError(f"way is {way!r}; allowed: {', '.join(WAYS)}")
@@ -136,7 +137,7 @@ def step(stages: Stages, way: str, ratio: float = 1.0, missed: float = 0.0) -> S
         speculation = at(affine(stages.attention), ratio)
         attention = stages.attention if missed else 0.0
     elif way in ("reuse", "repair"):
-        speculation, waited = at(stages.speculation, ratio, "speculation"), "repair"
+        speculation, waited = at(stages.speculation, ratio, "speculation") if ratio else 0.0, "repair"
         attention = at(stages.repair, missed, "repair") if way == "repair" else 0.0
     return Step(stages.before, stages.selection, speculation, attention, stages.after, waited)
 

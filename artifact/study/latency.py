@@ -22,6 +22,7 @@ TWICE = 2.0  # a kernel so many times faster, where only "a faster kernel" is me
 FIXED = (0.0, 0.5)  # shares of attention's time that the number of blocks does not change: nobody has printed one
 INTENSITY = (1, 2, 4, 8)  # how much further compute outgrows bandwidth, in the authors' projection
 HAMPERED = (0.0, 0.1, 0.25, 0.5, 1.0)
+MOST = 2.0  # |P| / |A| up to which our traces' coverage was counted
 _PAGES = {"quest": 16, "infllm": 64}  # of the recorded traces
 
 
@@ -184,7 +185,7 @@ def three_budgets(profile: str = "figure2b", method: str = "quest", context: int
     stages = stage_times.stages(found, method, context)
     right = budget.fit(stage_times.profile(found, method)).answer(context).ratio
     rows = []
-    for place, (name, ratio) in enumerate((("too small", 0.5), ("too large", 2.0), ("fits", right))):
+    for place, (name, ratio) in enumerate((("too small", 0.5), ("too large", MOST), ("fits", right))):
         step = timeline.step(stages, "repair", ratio, 1 - covered(method, ratio))
         rows += _events(name, step, stages, predicted_ratio=ratio, order_index=place)
     return pd.DataFrame(rows).assign(profile=profile, method=method, context_tokens=context, origin="modelled")
@@ -193,7 +194,7 @@ def three_budgets(profile: str = "figure2b", method: str = "quest", context: int
 def tradeoff(profile: str = "figure2b") -> pd.DataFrame:
     """Speed-up against delta at the shortest, a middle and the longest context; `chosen`: delta is the budget's."""
     found, rows = stage_times.read(profile), []
-    for method in found.rows["method"].unique():
+    for method in found.times:
         fitted = budget.fit(stage_times.profile(found, method))
         for context in (ENDS[0], AT, ENDS[1]):
             stages = stage_times.stages(found, method, context)
@@ -212,7 +213,7 @@ def teaser(profile: str = "figure2b", method: str = "infllm", context: int = AT)
     """Figure 1 from stage times: serial DSA and PRR, with Table 7's coverage of GLM-4-9B. One row per stage."""
     stages = stage_times.stages(stage_times.read(profile), method, context)
     ratio = budget.fit(stage_times.profile(stage_times.read(profile), method)).answer(context).ratio
-    missed = 1 - _printed_coverage(method)
+    missed = 1 - _hit(_printed_coverage(method), ratio)
     rows = _events("serial DSA", timeline.step(stages, "serial"), stages, predicted_ratio=np.nan, order_index=0)
     rows += _events("PRR", timeline.step(stages, "repair", ratio, missed), stages, predicted_ratio=ratio, order_index=1)
     return pd.DataFrame(rows).assign(profile=profile, method=method, context_tokens=context, origin="modelled")
@@ -271,13 +272,13 @@ def baselines() -> pd.DataFrame:
         reused, foreseen = _printed_overlap(method), _printed_coverage(method)
         for context in stage_times.contexts(found, method):
             stages = stage_times.stages(found, method, context)
-            right = fitted.answer(context).ratio
+            right = min(fitted.answer(context).ratio, MOST)
             serial = timeline.latency(timeline.step(stages, "serial"))
             for name, basis, way, ratio, hit in (
                     ("serial DSA", "none", "serial", 1.0, 1.0), ("serial DSA, faster kernel", "none", "fast", 1.0, 1.0),
                     ("S1: reuse, or all again", "paper", "recompute", 1.0, reused),
                     ("S2: reuse and repair", "paper", "repair", 1.0, reused),
-                    ("S3: PRR", "paper", "repair", right, foreseen),
+                    ("S3: PRR", "paper", "repair", right, _hit(foreseen, right)),
                     ("last step's set, PRR's size", "traces", "repair", right, covered(method, right, "last step")),
                     ("EMA, fixed θ", "traces", "repair", right, covered(method, right, "fixed theta")),
                     ("EMA, calibrated: PRR", "traces", "repair", right, covered(method, right)),
@@ -285,7 +286,9 @@ def baselines() -> pd.DataFrame:
                     ("oracle: P = A", "none", "repair", 1.0, 1.0), ("no repair: P alone", "none", "reuse", right, 1.0)):
                 took = timeline.latency(timeline.step(stages, way, ratio, 1 - hit))
                 rows.append(_row(found, method, context, name, basis, ratio, hit, serial, took))
-            larger = right + 1 - foreseen  # |A ∪ P|: select that many and attend to them in turn
+            larger = right + 1 - _hit(foreseen, right)  # |A ∪ P|: select that many and attend to them in turn
+            if larger > stages.speculation[-1][0]:
+                continue  # more than was timed
             took = serial - stages.attention + timeline.at(stages.speculation, larger, "speculation")
             rows.append(_row(found, method, context, "serial DSA, budget |A ∪ P|", "paper", larger, 1.0, serial, took))
     whole = pd.DataFrame(rows)
@@ -300,7 +303,8 @@ def contention() -> pd.DataFrame:
         for context in sorted({ENDS[0], AT, ENDS[1]} & set(fitted.profile.contexts)):
             stages = stage_times.stages(found, method, context)
             serial = timeline.latency(timeline.step(stages, "serial"))
-            step = timeline.step(stages, "repair", fitted.answer(context).ratio, 1 - _printed_coverage(method))
+            right = fitted.answer(context).ratio
+            step = timeline.step(stages, "repair", right, 1 - _hit(_printed_coverage(method), right))
             rows += [{"profile": found.name, "method": method, "context_tokens": context, "contention_frac": slow,
                       "speedup_ratio": serial / timeline.latency(step, Contention(slow, slow))} for slow in HAMPERED]
     return pd.DataFrame(rows).assign(origin="modelled")
@@ -346,9 +350,10 @@ def cells() -> pd.DataFrame:
                 foreseen, sorted({ENDS[0], AT, ENDS[1]} & set(fitted.profile.contexts))):
             stages = stage_times.stages(found, method, context)
             serial = timeline.latency(timeline.step(stages, "serial"))
-            step = timeline.step(stages, "repair", fitted.answer(context).ratio, 1 - hit)
+            right = fitted.answer(context).ratio
+            step = timeline.step(stages, "repair", right, 1 - _hit(hit, right))
             rows.append({"method": method, "model": model, "benchmark": benchmark, "basis": basis_,
-                         "context_tokens": context, "coverage_frac": hit,
+                         "context_tokens": context, "coverage_frac": _hit(hit, right),
                          "speedup_ratio": serial / timeline.latency(step), "profile": found.name,
                          "origin": "modelled"})
     return pd.DataFrame(rows)
@@ -396,7 +401,7 @@ def timeline_of(source: str, method: str, context: int, *, ratio: float | None =
     stages = stage_times.stages(found, method, context, kernel, fixed)
     if ratio is None:
         ratio = budget.fit(stage_times.profile(found, method, kernel, fixed)).answer(context).ratio
-    hit = _printed_coverage(method) if coverage is None else coverage
+    hit = _hit(_printed_coverage(method), ratio) if coverage is None else coverage
     least, serial = timeline.bounds(stages), timeline.latency(timeline.step(stages, "serial"))
     said = _about(found, method, kernel, fixed) | {
         "context_tokens": context, "predicted_ratio": ratio, "coverage_frac": hit,
@@ -416,7 +421,8 @@ def _degrees(fitted):
     rows = []
     for stage, surface in (("selection", fitted.selection), ("speculation", fitted.speculation)):
         for degree in sorted({tried for tried, _ in surface.errors}):
-            error, other = min((error, pair[1]) for pair, error in surface.errors.items() if pair[0] == degree)
+            error, other = min((round(error, 6), pair[1]) for pair, error in surface.errors.items()
+                               if pair[0] == degree)
             chosen = degree == surface.degrees[0]
             if chosen:  # the lowest that is as good as the best
                 other, error = surface.degrees[1], surface.errors[surface.degrees]
@@ -439,7 +445,7 @@ def _each():
 
 
 def _methods():
-    return [(found, method) for found in files() for method in found.rows["method"].unique()]
+    return [(found, method) for found in files() for method in found.times]
 
 
 @cache
@@ -460,6 +466,11 @@ def _events(name, step, stages, **more):
 def _row(found, method, context, name, basis, ratio, hit, serial, took):
     return {"profile": found.name, "method": method, "context_tokens": context, "baseline": name, "basis": basis,
             "predicted_ratio": ratio, "coverage_frac": hit, "latency_us": took, "speedup_ratio": serial / took}
+
+
+def _hit(foreseen, ratio):
+    """Coverage of a P of that size: it cannot cover more than it holds."""
+    return min(foreseen, ratio)
 
 
 def _printed_overlap(method):

@@ -59,11 +59,13 @@ class Manifest(BaseModel):
 
 
 class Timed(NamedTuple):
-    """A stage-time file: its name, its rows and its manifest."""
+    """A stage-time file: its name, its rows and its manifest; the times again, µs by method, context and stage: of a
+    stage that attends to blocks the (ratio, time) of each ratio, ascending."""
 
     name: str
     rows: pd.DataFrame
     manifest: Manifest
+    times: dict[str, dict[int, dict[str, timeline.Points]]]
 
 
 def names() -> list[str]:
@@ -91,7 +93,11 @@ def read(source: str | Path) -> Timed:
             raise ValueError("changed after it was timed: its sha256 is not its manifest's")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return Timed(path.stem, rows, manifest)
+    times: dict = {}
+    for row in rows.sort_values("attended_ratio", kind="stable").itertuples():
+        at = times.setdefault(row.method, {}).setdefault(int(row.context_tokens), {})
+        at[row.stage] = (*at.get(row.stage, ()), (float(row.attended_ratio), float(row.time_us)))
+    return Timed(path.stem, rows, manifest, times)
 
 
 def write(path: Path, rows: pd.DataFrame, **said: object) -> None:
@@ -144,10 +150,9 @@ def check(rows: pd.DataFrame) -> None:
 
 def contexts(found: Timed, method: str) -> list[int]:
     """The contexts that a method was timed at, tokens. ValueError for a method that was not."""
-    rows = found.rows[found.rows["method"] == method]
-    if rows.empty:
+    if method not in found.times:
         raise ValueError(f"method is {method!r}; {found.name} has: {', '.join(found.rows['method'].unique())}")
-    return sorted(int(context) for context in rows["context_tokens"].unique())
+    return sorted(found.times[method])
 
 
 def stages(found: Timed, method: str, context: int, kernel_ratio: float | None = None,
@@ -161,17 +166,12 @@ def stages(found: Timed, method: str, context: int, kernel_ratio: float | None =
     known = contexts(found, method)
     if context not in known:
         raise ValueError(f"context is {context} tokens; {found.name} has {method} at: {', '.join(map(str, known))}")
-    rows = found.rows[(found.rows["method"] == method) & (found.rows["context_tokens"] == context)]
-    single = rows[~rows["stage"].isin(["speculation", "repair"])].set_index("stage")["time_us"].to_dict()
-    kernel_ratio = printed.kernel_mean() if kernel_ratio is None else kernel_ratio
-    points = {}
-    for stage in ("speculation", "repair"):
-        part = rows[rows["stage"] == stage].sort_values("attended_ratio")
-        timed = tuple((float(ratio), float(time)) for ratio, time in zip(part["attended_ratio"], part["time_us"],
-                                                                        strict=True))
-        points[stage] = timed or timeline.affine(single["attention"], kernel_ratio, fixed_frac)
-    return timeline.Stages(float(single.get("qkv", 0.0)), float(single["selection"]), float(single["attention"]),
-                           float(single["ffn"]), **points)
+    at = found.times[method][context]
+    single = {stage: points[0][1] for stage, points in at.items()}
+    law = timeline.affine(single["attention"], printed.kernel_mean() if kernel_ratio is None else kernel_ratio,
+                          fixed_frac)
+    return timeline.Stages(single.get("qkv", 0.0), single["selection"], single["attention"], single["ffn"],
+                           at.get("speculation", law), at.get("repair", law))
 
 
 def modelled(found: Timed) -> bool:
