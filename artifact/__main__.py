@@ -338,7 +338,7 @@ def sweep_(name: str, scale_name: str, workers: int, out: str | None, keep: str 
 
 @cli.group()
 def prr() -> None:
-    """PRR: traces of a model's decoding, what its predictor covers, its calibration."""
+    """PRR: decode traces, what its predictor covers, its calibration; how much to speculate on and what that saves."""
 
 
 @prr.command()
@@ -444,6 +444,77 @@ def calibrate(traces: tuple, ratio: float, rows: int | None, as_json: bool, **as
     _print(said, as_json)
     click.echo(tables.text(fits, ["family", "prompt", "layer", "alpha", "beta", "gamma", "objective_frac",
                                   "worst_objective_frac", "coverage_frac", "best_coverage_frac"]))
+
+
+def _stages_options(command):
+    """The stage times that `prr budget` and `prr timeline` start from."""
+    for option in reversed((
+        click.option("--stages", "source", default="figure2b", metavar="NAME",
+                     help="A file of data/stage_times by name, or a CSV's path."),
+        click.option("--method", default="quest", help="quest or infllm"),
+        click.option("--kernel", type=float, show_default="mean of the paper's Table 3",
+                     help="Where speculation was not timed: how many times faster than attention it is."),
+        click.option("--fixed", type=float, default=0.0,
+                     help="... and the share of its time that the number of blocks does not change."),
+    )):
+        command = option(command)
+    return command
+
+
+@prr.command("budget")
+@_stages_options
+@click.option("--context", "contexts", type=int, multiple=True, show_default="all that were timed",
+              help="Tokens; may be given more than once.")
+@click.option("--far", is_flag=True, help="Also more than twice past the longest context that was timed.")
+@click.option("--device", help="Refuse stage times of another device ...")
+@click.option("--model", help="... of another model ...")
+@click.option("--page", "page_tokens", type=int, help="... of other tokens per block ...")
+@click.option("--budget", "budget_count", type=int, help="... of another number of blocks attended to.")
+@_JSON
+def budget_(source: str, method: str, contexts: tuple, as_json: bool, **asked: object) -> None:
+    """How many blocks to speculate on, |P| / |A| by context: the largest whose attention fits into selection.
+
+    At contexts that were timed from the times themselves, elsewhere from polynomials; their degree is the one that
+    predicts left-out points best. beyond: the context is longer than any that was timed.
+    """
+    from artifact.study import latency, tables
+
+    said, deltas, tried = latency.budget_of(source, method, contexts, **asked)
+    if as_json:
+        _print_json(**said, deltas=deltas, degrees=tried)
+        return
+    _print(said, as_json)
+    click.echo(tables.text(deltas, list(deltas[0])))
+    click.echo(tables.text(tried, list(tried[0])))
+
+
+@prr.command("timeline")
+@_stages_options
+@click.option("--context", type=int, default=131072, help="Tokens; one that was timed.")
+@click.option("--ratio", type=float, show_default="the budget's", help="Blocks predicted / blocks selected.")
+@click.option("--coverage", type=float, show_default="Table 7's, GLM-4-9B", help="Share of the selected predicted.")
+@click.option("--contention", metavar="SELECTION,SPECULATION", default="0,0",
+              help="How much longer each takes while the other runs: 0.2 is a fifth.")
+@_JSON
+def timeline_(source: str, method: str, context: int, contention: str, as_json: bool, **asked: object) -> None:
+    """What overlaps what in a decode step, how long it takes in every way to run it, and what is the least.
+
+    serial: select, then attend. fast: the same with the faster kernel. reuse: attend to the prediction alone.
+    recompute: all again when anything was missed. repair: PRR.
+    """
+    from artifact.study import latency, tables
+
+    try:
+        first, second = (float(number) for number in contention.split(","))
+    except ValueError:
+        raise ValueError(f"contention is {contention!r}; allowed: two numbers, as 0.2,0.1") from None
+    said, ways, events = latency.timeline_of(source, method, context, slower=(first, second), **asked)
+    if as_json:
+        _print_json(**said, ways=ways, events=events)
+        return
+    _print(said, as_json)
+    click.echo(tables.text(ways, list(ways[0])))
+    click.echo(tables.text(events, list(events[0])))
 
 
 @cli.group()

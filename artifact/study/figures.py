@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.pim import geometry
-from artifact.study import prr_figures, schematics, style
+from artifact.study import latency_figures, prr_figures, schematics, style
 from artifact.study.style import INK, POLICIES, QUIET, SIZE, SMALL, WASH
 
 BLOCK_TOKENS = 16  # vLLM v0.2.7's default block, at which workloads and policies are compared
@@ -22,7 +22,8 @@ MAPS = {"host-cacheline": "cachelines interleaved", "host-centric": "rows interl
         "pim-friendly": "a slab per channel"}
 STUDY_MAP = "host-cacheline"
 _WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
-          "prompt")  # columns of text; all others that are drawn are numbers
+          "prompt", "profile", "per", "stage", "stream", "way", "baseline", "table", "chosen",
+          "benchmark")  # columns of text; all others that are drawn are numbers
 
 
 class Plot(NamedTuple):
@@ -574,4 +575,68 @@ FIGURES: dict[str, Plot] = {
         "Two line charts around a shift: coverage falls at once and recovers within a few steps but for static "
         "frequency; the share of heads that expect the moved sink rises from none to all within a few steps.",
         ("kind", "predictor", "step", "coverage_frac", "moved_frac", "prompts_count")),
+    "dataflow": Plot(
+        schematics.dataflow, "01_bottleneck", "dataflow.csv",
+        "Two steps of one layer under dynamic sparse attention (the paper's Figure 2a, drawn anew). Attention waits "
+        "for the selection, in every layer of every step, although most of what is selected was selected before.",
+        "Drawing. Twice a row of boxes, new token, score, top K, attend, FFN, with arrows and a gap where attention "
+        "waits; under each a row of blocks with the selected ones coloured, most of them the same in both.",
+        ("model", "method", "context_tokens", "selection_frac", "attention_frac", "after_frac", "overlap_frac"), True),
+    "stages": Plot(
+        latency_figures.stages, "01_bottleneck", "stages.csv",
+        "Where the time of a decode step goes (the paper's Figure 2b above, the authors' own kernel profile below). In "
+        "both, selection grows with the context and the rest does not; how large a share it is differs.",
+        "Stacked bars by context, Quest and InfLLM-v2: selection grows from left to right, attention and FFN stay; in "
+        "the lower row the FFN is more than half of each bar.",
+        ("profile", "per", "method", "context_tokens", "stage", "time_us"), True),
+    "bounds": Plot(
+        latency_figures.bounds, "01_bottleneck", "bounds.csv",
+        "The most that could be saved, by Amdahl's law: if attention took no time at all, if it ran wholly beside the "
+        "selection, and if nothing overlapped but the kernel were twice as fast.",
+        "Four panels of lines over context. Above, from Figure 2b, between a fifth and two thirds faster; below, from "
+        "the kernel profile, none above a fifth.",
+        ("profile", "method", "context_tokens", "overlap_ratio", "hidden_ratio", "fast_ratio")),
+    "utilization": Plot(
+        latency_figures.utilization, "01_bottleneck", "utilization.csv",
+        "How far SMs, L2 and DRAM are used in a decode step, by context at batch 1 (Figure 4) and by batch (Table 6). "
+        "The paper says that all stay below 0.4.",
+        "Four panels of three hollow lines: SM lowest, L2 highest; left all below a dashed line at 0.4, right L2 above "
+        "it.",
+        ("table", "method", "batch_count", "context_tokens", "sm_frac", "l2_frac", "dram_frac"), True),
+    "budget": Plot(
+        latency_figures.budget, "05_budget", "three_budgets.csv",
+        "One step with too small a prediction, too large a one, and the largest that fits into selection (the paper's "
+        "Figure 5, from published stage times). Too small leaves much to repair, too large keeps everything waiting.",
+        "Three time lines of two rows: a short speculation and a long repair; a speculation far longer than selection; "
+        "one that ends with it, and a short repair.",
+        ("way", "stage", "stream", "start_us", "end_us", "predicted_ratio", "speedup_ratio", "profile", "method",
+         "context_tokens", "order_index")),
+    "tradeoff": Plot(
+        latency_figures.tradeoff, "05_budget", "tradeoff.csv",
+        "Speed-up against the size of the prediction: up to where speculation still fits into selection, more is "
+        "better; past it, every block costs. The mark is what the budget chooses.",
+        "Two panels of three lines that rise, bend at a marked point and fall.",
+        ("method", "context_tokens", "predicted_ratio", "speedup_ratio", "chosen")),
+    "teaser": Plot(
+        latency_figures.teaser, "06_runtime", "teaser.csv",
+        "One step in serial and by PRR (the paper's Figure 1, from published stage times): attention to the predicted "
+        "blocks runs beside the selection; what is left is a short repair.",
+        "Two time lines: selection, attention, FFN in turn; and selection with speculation below it, a sliver of "
+        "repair, FFN, ending earlier.",
+        ("way", "stage", "stream", "start_us", "end_us", "predicted_ratio", "speedup_ratio", "profile", "method",
+         "context_tokens", "order_index")),
+    "speedups": Plot(
+        latency_figures.speedups, "06_runtime", "cells.csv",
+        "Table 1's thirty cells for each method, and what the timeline gives for GLM-4-9B, the one model whose stage "
+        "times are published: from Figure 2b and from the authors' kernel profile.",
+        "Two panels, hollow marks by model between 1.25 and 1.65; beside GLM-4-9B two short filled lines, one about "
+        "the highest marks and one far below all of them.",
+        ("method", "model", "benchmark", "profile", "context_tokens", "speedup_ratio"), True),
+    "baselines": Plot(
+        latency_figures.baselines, "06_runtime", "baselines.csv",
+        "What PRR is to be compared with, at 128K tokens, by the timeline. A faster kernel without any overlap is one "
+        "of the bars; so is the last step's set at PRR's own size.",
+        "Horizontal bars in four panels with their numbers: all that repair lie close together below the oracle, "
+        "serial DSA with the faster kernel about halfway, S1 below one.",
+        ("profile", "method", "context_tokens", "baseline", "speedup_ratio", "order_index")),
 }
