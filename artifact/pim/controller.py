@@ -277,6 +277,15 @@ def _run(dev, mode, op, bank, row, channel, rules, nrefi, both, lingering, unpai
         cycle = cycle + 1 if changed else max(cycle + 1, following)
 
 
+@compiled
+def _keys(op, bank):
+    """int64 [64]: MACs to each bank address."""
+    counts = np.zeros(64, dtype=np.int64)
+    for i in range(op.size):
+        counts[bank[i] & 63] += op[i] == MAC
+    return counts
+
+
 _FAST_AB = {"refresh_skips_pseudochannels", "refresh_burst", "activate_checks_one_pseudochannel"}
 
 
@@ -291,8 +300,9 @@ def simulate(trace, preset, *, refresh=True, quirks=True, form=None):
         raise ValueError(f"form is {form!r}; allowed: None, 'event'")
     if not trace.op.size:
         raise ValueError("the trace is empty; allowed: at least one command")
-    if form is None and trace.channel.size == 1 and not (trace.op != MAC).any():
-        keys = np.unique(trace.bank)
+    counts = _keys(trace.op, trace.bank) if form is None and trace.channel.size == 1 else np.zeros(0, dtype=np.int64)
+    if counts.sum() == trace.op.size:
+        keys = np.flatnonzero(counts)
         if trace.mode == "AB" and preset.hits_first and (not refresh or keys.size == 1 and on >= _FAST_AB):
             return _outcome(trace, *runs.served(trace.row, preset, refresh=refresh))
         units = keys & (3 if trace.mode == "SB" else 31)

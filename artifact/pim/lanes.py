@@ -27,69 +27,101 @@ def _chains(lane, row, later, beside, seen, last):
 
 
 @compiled
-def _serve(same, lane, row, later, beside, n_lanes, first, nrcd, nrp, nras, nrc, nrtp, nbl, nccds, nccdl, nccd, nrefi,
-           nrfc, half):
-    """Last cycle, activations and REFabs. `same`: mode SB, else PB; `first`: each lane's oldest command; `half`: the
-    pseudo-channel of each lane's address."""
-    n = lane.size
-    oldest, hit = first.copy(), np.full(n_lanes, n)
-    act, close, mac = np.zeros(n_lanes, np.int64), np.zeros(n_lanes, np.int64), np.zeros(n_lanes, np.int64)
-    opened, done = np.zeros(n_lanes, np.bool_), np.zeros(n, np.bool_)
-    refreshed, ranks, groups = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(8, np.int64)
-    row_bus, column_bus = 0, 0
-    served, head, activations, refs, due, open_lanes, seen_open = 0, 0, 0, 0, 0, 0, False
+def _look(few, oldest, hit, opened, act, close, mac, limit, head, cycle, row_bus, column_bus, n):
+    """The oldest command that is ready (n: none), and the next cycle in which another will be.
+
+    Few lanes are looked at one by one; many without a branch, so that the processor takes several at a time.
+    """
+    best, following = n, 1 << 60
+    if few:
+        for u in range(oldest.size):
+            h, o = hit[u], oldest[u]
+            if h < limit:
+                free = max(mac[u], column_bus)
+                if free > cycle:
+                    following = min(following, free)
+                elif h < best:
+                    best = h
+            if o != h and o < limit and (o == head or h >= limit):
+                free = max(close[u] if opened[u] else act[u], row_bus)
+                if free > cycle:
+                    following = min(following, free)
+                elif o < best:
+                    best = o
+        return best, following
+    for u in range(oldest.size):
+        h, o = hit[u], oldest[u]
+        queued_hit = h < limit
+        free = max(mac[u], column_bus)
+        now = queued_hit & (free <= cycle)
+        best = min(best, h if now else n)
+        following = min(following, free if queued_hit & (free > cycle) else 1 << 60)
+        waits = (o < limit) & (o != h) & ((o == head) | (not queued_hit))
+        free = max(close[u] if opened[u] else act[u], row_bus)
+        now = waits & (free <= cycle)
+        best = min(best, o if now else n)
+        following = min(following, free if waits & (free > cycle) else 1 << 60)
+    return best, following
+
+
+@compiled
+def _serve(same, lane, row, later, beside, oldest, half, nrcd, nrp, nras, nrc, nrtp, nbl, nccds, nccdl, nccd, nrefi,
+           nrfc):
+    """Last cycle, activations and REFabs.
+
+    `same`: mode SB, else PB; `oldest`: each lane's first command, used up; `half`: its pseudo-channel's number.
+    """
+    n, lanes = lane.size, oldest.size
+    hit, opened, done = np.full(lanes, n), np.zeros(lanes, np.bool_), np.zeros(n, np.bool_)
+    act, close, mac = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+    row_bus, column_bus, served, head = 0, 0, 0, 0
+    activations, refs, due, open_lanes, seen_open = 0, 0, 0, 0, False
     cycle, last, refresh_at = 1, 0, nrefi
     while served < n or due:
         if cycle == refresh_at:
             due += 2
             refresh_at += nrefi
-        changed, following, first_half = False, refresh_at, -2
         limit = min(served + QUEUE, n)  # the queue is filled between cycles
-        if due:
-            first_half = 0
-            if cycle < row_bus:
-                following = min(following, row_bus)
-            else:
-                changed, last = True, cycle
+        first, following, again = -2, refresh_at, False  # 0 row, 1 column, -1 a precharge, which pairs with none
+        for slot in range(2):
+            if slot == 0 and due:
+                first = 0
+                if cycle < row_bus:
+                    following = row_bus
+                    continue
+                last, again = cycle, True
                 if open_lanes or seen_open:
                     opened[:] = False
                     hit[:] = n
                     open_lanes, seen_open = 0, False
-                else:
-                    refreshed[due % 2] = cycle + nrfc
-                    due -= 1
-                    refs += 1
-        for slot in range(1 if due or first_half == 0 else 0, 2):
-            best, best_lane, best_command = n, -1, 0
-            for u in range(n_lanes):
-                h, o = hit[u], oldest[u]
-                if h < limit:
-                    free = max(mac[u], column_bus)
-                    if not same:
-                        free = max(free, max(ranks[u >> 4], groups[u >> 2]))
-                    if free > cycle:
-                        following = min(following, free)
-                    elif h < best:
-                        best, best_lane, best_command = h, u, 1
-                if o < limit and o != h and (o == head or h >= limit):
-                    free = max(close[u], row_bus) if opened[u] else max(max(act[u], row_bus), refreshed[half[u]])
-                    if free > cycle:
-                        following = min(following, free)
-                    elif o < best:
-                        best, best_lane, best_command = o, u, 2 if opened[u] else 0
-            if best_lane < 0:
+                    continue
+                for u in range(lanes):
+                    if half[u] == due % 2:
+                        act[u] = max(act[u], cycle + nrfc)
+                due -= 1
+                refs += 1
+                continue
+            best, soon = _look(same, oldest, hit, opened, act, close, mac, limit, head, cycle, row_bus, column_bus, n)
+            following = min(following, soon)
+            if best == n:
                 break
-            if slot == 1 and (first_half < 0 or best_command == 2 or best_command == first_half):
+            u = lane[best]
+            command = 1 if hit[u] == best else -1 if opened[u] else 0
+            if slot == 1 and (first == -1 or command == -1 or command == first):
+                again = True
                 break
-            first_half = -1 if best_command == 2 else best_command
-            changed, last, u = True, cycle, best_lane
-            if best_command == 1:
+            first, last, following = command, cycle, refresh_at
+            if command == 1:
                 done[best] = True
                 served += 1
                 column_bus = cycle + (nccd if same else nbl)
                 close[u] = max(close[u], cycle + nrtp)
                 if not same:
-                    ranks[u >> 4], groups[u >> 2] = cycle + nccds, cycle + nccdl
+                    rank, group = u & 16, u & 28
+                    for v in range(rank, rank + 16):
+                        mac[v] = max(mac[v], cycle + nccds)
+                    for v in range(group, group + 4):
+                        mac[v] = max(mac[v], cycle + nccdl)
                     wrong = (u >> 4) << 2 | u & 3
                     close[wrong] = max(close[wrong], cycle + nrtp)
                 hit[u] = later[best]
@@ -97,20 +129,24 @@ def _serve(same, lane, row, later, beside, n_lanes, first, nrcd, nrp, nras, nrc,
                     oldest[u] = beside[oldest[u]]
                 while head < n and done[head]:
                     head += 1
-            elif best_command == 0:
+                arrives = served + QUEUE - 1  # may be ready at once
+                if arrives < n and (oldest[lane[arrives]] == arrives or hit[lane[arrives]] == arrives):
+                    again = True
+            elif command == 0:
                 activations += 1
                 opened[u], hit[u] = True, best
                 open_lanes += 1
                 seen_open |= same
                 row_bus = cycle + 2
                 act[u] = max(act[u], cycle + nrc)
-                mac[u] = cycle + nrcd
+                mac[u] = max(mac[u], cycle + nrcd)
                 close[u] = max(close[u], cycle + nras)
             else:
                 opened[u], hit[u] = False, n
                 open_lanes -= 1
                 act[u] = max(act[u], cycle + nrp)
-        cycle = cycle + 1 if changed else max(cycle + 1, following)
+            again |= slot == 1
+        cycle = cycle + 1 if again or due else max(cycle + 1, following)
     return last, activations, refs
 
 
@@ -127,8 +163,8 @@ def served(trace, preset, *, refresh=True):
     _chains(lane, trace.row, later, beside, np.empty(_ROWS * lanes, dtype=np.int32), oldest)
     used = oldest < n
     half[used] = trace.bank[oldest[used]] >> 5
-    t = preset
+    t, refresh_at = preset, preset.nREFI if refresh else 1 << 60
     return _serve(
-        same, lane, trace.row, later, beside, lanes, oldest, t.nRCD, t.nRP, t.nRAS, t.nRC, t.nRTPL, t.nBL, t.nCCDS,
-        t.nCCDL, t.nCCDSB, t.nREFI if refresh else 1 << 60, t.nRFC, half,
+        same, lane, trace.row, later, beside, oldest, half, t.nRCD, t.nRP, t.nRAS, t.nRC, t.nRTPL, t.nBL, t.nCCDS,
+        t.nCCDL, t.nCCDSB, refresh_at, t.nRFC,
     )  # fmt: skip

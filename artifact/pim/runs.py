@@ -20,14 +20,17 @@ from artifact.compiled import compiled
 from artifact.pim import timing
 from artifact.pim.timing import QUEUE
 
+_PIECE = 1024  # commands whose runs are found at once
+
 
 @compiled
 def _advance(k, at, refresh_at, nrcd, nrp, nras, nrc, nrtp, nccd, nrefi, nrfc):
     """A run of k MACs whose activation is at `at` -> next activation, when the next refresh is due, REFabs."""
-    closed = at + max(nras, nrcd + (k - 1) * nccd + nrtp)
-    following = max(closed + nrp, at + nrc)
+    opened = max(nras, nrcd + (k - 1) * nccd + nrtp)
+    following = at + max(opened + nrp, nrc)
     if refresh_at > following:
         return following, refresh_at, 0
+    closed = at + opened
     if refresh_at > closed:
         return max(following, refresh_at + nrfc), refresh_at + nrefi, 2
     due = (closed - refresh_at) // nrefi + 1
@@ -59,15 +62,18 @@ def _served(row, later, done, barrier, lengths, nrcd, nrp, nras, nrc, nrtp, nccd
     """Cycles, activations and REFabs of rows regrouped by the queue; run lengths too where `lengths` has room."""
     n = row.size
     served, head, at, runs, refs = 0, 0, 1, 0, 0
-    j, k, end = 0, 0, min(barrier, n)
+    j, k, end, furthest = 0, 0, min(barrier, n), -1
     done[:] = False
     while True:
         while True:  # the open row's hits, oldest first, up to the barrier
-            while j < end and j < served + QUEUE:
+            before = j
+            while j < min(end, served + QUEUE):
                 done[j] = True
+                before = j
                 served += 1
                 k += 1
                 j = later[j]
+            furthest = max(furthest, before if k else -1)
             if served < end:
                 break
             if served == n:
@@ -81,26 +87,46 @@ def _served(row, later, done, barrier, lengths, nrcd, nrp, nras, nrc, nrtp, nccd
         at, refresh_at, more = _advance(k, at, refresh_at, nrcd, nrp, nras, nrc, nrtp, nccd, nrefi, nrfc)
         refs += more
         runs += 1
-        while done[head]:
-            head += 1
+        if furthest == served - 1:  # nothing was passed over
+            head = served
+        else:
+            while done[head]:
+                head += 1
         j, k = head, 0
 
 
 @compiled
 def _in_order(row, nrcd, nrp, nras, nrc, nrtp, nccd, nrefi, nrfc, refresh_at):
-    """Cycles, activations and REFabs of rows served as they come."""
+    """Cycles, activations and REFabs of rows served as they come.
+
+    Piece by piece: where a run ends is looked for with a branch where that can be predicted, and without one elsewhere.
+    """
     n = row.size
-    at, runs, refs, k = 1, 0, 0, 0
-    open_row = row[0]
-    for i in range(n):
-        if row[i] == open_row:
-            k += 1
-            continue
-        at, refresh_at, more = _advance(k, at, refresh_at, nrcd, nrp, nras, nrc, nrtp, nccd, nrefi, nrfc)
-        refs += more
-        runs += 1
-        open_row, k = row[i], 1
-    last, more = _finish(k, at, refresh_at, nrcd, nras, nrtp, nccd, nrefi)
+    at, runs, refs, begun = 1, 0, 0, 0
+    ends = np.empty(_PIECE, dtype=np.int64)
+    for start in range(1, n, _PIECE):
+        size, changes, found = min(_PIECE, n - start), 0, 0
+        before, piece = row[start - 1 : start - 1 + size], row[start : start + size]
+        for i in range(size):
+            changes += piece[i] != before[i]
+        runs += changes
+        predictable = min(changes, size - changes) * 8 < size
+        for i in range(size):
+            if predictable:
+                if piece[i] != before[i]:
+                    at, refresh_at, more = _advance(start + i - begun, at, refresh_at, nrcd, nrp, nras, nrc, nrtp, nccd,
+                                                    nrefi, nrfc)
+                    refs += more
+                    begun = start + i
+            else:
+                ends[found] = start + i
+                found += piece[i] != before[i]
+        for e in range(found):
+            at, refresh_at, more = _advance(ends[e] - begun, at, refresh_at, nrcd, nrp, nras, nrc, nrtp, nccd, nrefi,
+                                            nrfc)
+            refs += more
+            begun = ends[e]
+    last, more = _finish(n - begun, at, refresh_at, nrcd, nras, nrtp, nccd, nrefi)
     return last, runs + 1, refs + more
 
 
