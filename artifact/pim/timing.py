@@ -81,6 +81,14 @@ def preset(name):
     return Timing(2, nrcd, nrp, nras, nrc, nrtpl, 2, 4, nccdab, nccdsb, nrefi, nrfc, tck_ps)
 
 
+# pJ to bring a byte from its cells to the MAC units of a mode, activation and precharge included at AttAcc's share
+_ENERGY = "AttAcc src/config.py: O'Connor et al., Fine-Grained DRAM, MICRO 2017, pJ/bit"
+ENERGY_TABLE = {
+    "AB": ((0.11 + 0.44) * 8, _ENERGY + ": row 0.11, cells 0.44"),
+    "SB": ((0.11 + 0.44 + 1.01) * 8, _ENERGY + ": and to the bank group's multiplexer 1.01"),
+    "PB": ((0.11 + 0.44 + 1.01 + 1.23 + 0.5) * 8, _ENERGY + ": and across the die 1.23 and through it 0.5"),
+}
+
 QUIRKS = {
     "refresh_skips_pseudochannels": (
         "REFab waits neither nRP after a precharge nor nRC after an activation: its scope is the channel, and "

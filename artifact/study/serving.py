@@ -158,13 +158,8 @@ def run(cell, *, on_tables: Callable | None = None, on_progress: Callable | None
     The summary has the keys of the command line's `kv simulate --json`. `on_tables(samples)` sees every batch of
     sampled block tables (`engine.Samples`, valid during the call); `on_progress(arrived, requests)` comes after each.
     """
-    work = cell.load_requests()
-    memory, region, num_blocks = cell.memory, cell.blocks_per_region, cell.num_blocks(work)
-    order = mapping.address_map(cell.address_map, memory)
-    lay = bandwidth.layout(order, cell.token_bytes, cell.tokens_per_block, num_blocks)
-    slots = engine.Engine.slots(work, cell.max_batch)
-    pool = allocators.pool(cell.allocator, num_blocks, region, slots, seed=cell.seed, plan=cell.pim_plan)
-    machine = engine.Engine(work, pool, _rules(cell, num_blocks), seed=cell.seed)
+    machine, lay = begin(cell)
+    memory, region, num_blocks = cell.memory, cell.blocks_per_region, lay.base.size
     batches = []
     for batch in machine.samples():
         how = {"coalesce": cell.coalesce, "window": cell.window}
@@ -186,6 +181,18 @@ def run(cell, *, on_tables: Callable | None = None, on_progress: Callable | None
             on_progress(*machine.progress)
     columns = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
     return _summary(machine.outcome(), columns, cell.token_bytes), columns
+
+
+def begin(cell):
+    """The engine of `cell` before its first step, and the layout of its pool in memory."""
+    work = cell.load_requests()
+    num_blocks = cell.num_blocks(work)
+    order = mapping.address_map(cell.address_map, cell.memory)
+    lay = bandwidth.layout(order, cell.token_bytes, cell.tokens_per_block, num_blocks)
+    slots = engine.Engine.slots(work, cell.max_batch)
+    pool = allocators.pool(cell.allocator, num_blocks, cell.blocks_per_region, slots, seed=cell.seed,
+                           plan=cell.pim_plan)
+    return engine.Engine(work, pool, _rules(cell, num_blocks), seed=cell.seed), lay
 
 
 def _rules(cell, num_blocks):
