@@ -205,9 +205,10 @@ def reordering(size):
 
 
 def study_points():
-    """The study's eighteen AttAcc cycle counts, and from its nine block tables ours: charged twice, and once.
+    """The study's AttAcc cycle counts, and ours from its nine block tables: every hit charged twice, and once.
 
-    constants: 6 cycles a command, 40 more a row change, 14 more for the first, with hits charged twice.
+    One row each. equal_count: whether ours is the study's, and whether three constants give it: 6 cycles a command, 40
+    more a row change but 14 for the first.
     """
     cell, times = Cell(), timing.preset(PRESETS[0])
     path = paths.data_dir() / "recorded/reference/attacc_block_tables.json"
@@ -215,26 +216,44 @@ def study_points():
               if e["workload"] == "steady300"}
     rows = []
     for r in results.read(paths.data_dir() / "published" / "kvpimple_attacc.csv").itertuples():
-        entry = tables.get((r.allocator, r.seq_id))
+        entry = tables[r.allocator, r.seq_id]
         lay = _layout(cell, 16, 1 << 13, r.address_map)
-        if entry is None:
-            continue
         twice, once = (controller.simulate(streams.block_table(entry["table"], entry["seq_len"], lay, order=order),
                                            times, refresh=False) for order in ("double", "window"))
         constants = times.nCCDAB * twice.macs + 14 + 40 * (twice.activations - 1)
-        rows.append({
-            "address_map": r.address_map, "allocator": r.allocator, "seq_id": r.seq_id,
-            "length_tokens": entry["seq_len"], "row_changes_count": twice.activations,
-            "published_cycles": r.run_cycles, "twice_cycles": twice.cycles, "constants_cycles": constants,
-            "once_cycles": once.cycles, "equal_count": int(twice.cycles == r.run_cycles == constants),
-            "source": r.source,
-        })  # fmt: skip
-    return pd.DataFrame(rows).assign(origin="simulated")
+        said = {"address_map": r.address_map, "allocator": r.allocator, "seq_id": r.seq_id}
+        rows += [
+            said | {"charged": "twice", "run_cycles": r.run_cycles, "source": r.source, "origin": "published"},
+            said | {"charged": "twice", "run_cycles": twice.cycles, "row_changes_count": twice.activations,
+                    "constants_cycles": constants, "equal_count": int(twice.cycles == r.run_cycles),
+                    "constants_equal_count": int(constants == r.run_cycles), "origin": "simulated"},
+            said | {"charged": "once", "run_cycles": once.cycles, "row_changes_count": once.activations,
+                    "origin": "simulated"},
+        ]  # fmt: skip
+    return pd.DataFrame(rows)
 
 
-_WAYS = (  # name, preset, order: what a gain is counted by
-    ("cycles", PRESETS[0], "window"), ("in order", PRESETS[0], "inorder"), ("charged twice", PRESETS[0], "double"),
-    ("cycles, unlimited power", PRESETS[1], "window"),
+def point_gains(frame):
+    """Paged over pim-aware of `study_points` in the study's own map: each sequence, and their mean."""
+    own = frame[frame["address_map"] == "host-cacheline"]
+    wide = own.pivot_table(index=["origin", "charged", "seq_id"], columns="allocator", values="run_cycles")
+    ratio = (wide["paged"] / wide["pim-aware"]).rename("gain_mean_ratio").reset_index()
+    means = ratio.groupby(["origin", "charged"], as_index=False)["gain_mean_ratio"].mean().assign(seq_id="mean")
+    return pd.concat([ratio, means], ignore_index=True).assign(seq_id=lambda f: f["seq_id"].astype(str))
+
+
+def point_agreement(frame):
+    """How many of the study's points ours equals, and how many the three constants give."""
+    own = frame.dropna(subset=["equal_count"])
+    return pd.DataFrame([{"what": "the study's points", "run_count": len(own),
+                          "equal_count": int(own["equal_count"].sum()),
+                          "constants_equal_count": int(own["constants_equal_count"].sum()), "origin": "simulated"}])
+
+
+_WAYS = (  # name, preset, order, refresh: what a gain is counted by
+    ("cycles", PRESETS[0], "window", False), ("with refresh", PRESETS[0], "window", True),
+    ("in order", PRESETS[0], "inorder", False), ("charged twice", PRESETS[0], "double", False),
+    ("unlimited power", PRESETS[1], "window", False),
 )
 _KEY = ["rid", "length_tokens"]
 
@@ -242,8 +261,9 @@ _KEY = ["rid", "length_tokens"]
 def sequences(size, *, block_tokens=16):
     """Every sequence that a steady paged run samples, at the same length under each allocator: one row each.
 
-    An allocator's run meets the sequence at a step of its own. `m4_latency_ns` is the analytic time (M4), `own_ns` the
-    same with the preset's nCCDAB and nRC, by preset; a way of `_WAYS` gives cycles, without refresh.
+    An allocator's run meets the sequence at a step of its own. `m4_latency_ns` is the analytic time (M4), a column
+    named as a preset the same with its nCCDAB and nRC, in cycles; one named as a way of `_WAYS` the controller's
+    cycles, where a first refresh is due nREFI after the sequence's start.
     """
     requests, wanted = min(1000, size.sweep_requests), None
     frames = []
@@ -260,8 +280,9 @@ def sequences(size, *, block_tokens=16):
             found = {"allocator": allocator, "step": batch.step[keep], "rid": batch.request[keep],
                      "length_tokens": tokens, "kv_bytes": kv_bytes,
                      "m4_latency_ns": bandwidth.metrics(counts, kv_bytes, cell.memory).m4_latency_ns}
-            for way, name, order in _WAYS:
-                found[way] = streams.many(batch.flat, starts, tokens, lay, timing.preset(name), order=order)[:, 1]
+            for way, name, order, refresh in _WAYS:
+                how = {"order": order, "refresh": refresh}
+                found[way] = streams.many(batch.flat, starts, tokens, lay, timing.preset(name), **how)[:, 1]
             for name in PRESETS:
                 times, hits = timing.preset(name), counts.commands - counts.misses
                 found[name] = (times.nCCDAB * hits + times.nRC * counts.misses) / cell.memory.channels
@@ -284,9 +305,9 @@ def gains(frame):
     `optimism_ratio`: M3's gain over the way's, of the means. `below_frac`: sequences that gain less than 1.6.
     """
     both, rows = _pairs(frame), []
-    ways = [("M3", None, None, "m4_latency_ns"), *((w, p, o, w) for w, p, o in _WAYS),
-            *((f"M3, {'own constants' if p == PRESETS[0] else 'own constants, unlimited power'}", p, None, p)
-              for p in PRESETS)]
+    ways = [("M3", None, None, "m4_latency_ns"), *((way, name, order, way) for way, name, order, _ in _WAYS),
+            ("M3, this preset's constants", PRESETS[0], None, PRESETS[0]),
+            ("M3, constants without power limit", PRESETS[1], None, PRESETS[1])]
     for allocator, group in both.groupby("allocator", sort=False):
         for way, preset, order, column in ways:
             ratio = group[f"{column}_paged"] / group[column]
@@ -311,13 +332,19 @@ def by(frame, column, edges):
     both["bin"] = np.searchsorted(edges, value)
     for (allocator, which), group in both.groupby(["allocator", "bin"], sort=False):
         if which < len(edges):
-            for way, name in (("M3", "m4_latency_ns"), ("cycles", "cycles"),
-                              ("cycles, unlimited power", "cycles, unlimited power")):
+            for way, name in (("M3", "m4_latency_ns"), ("cycles", "cycles"), ("unlimited power", "unlimited power")):
                 ratio = group[f"{name}_paged"] / group[name]
                 rows.append((allocator, edges[which], way, len(group), ratio.mean(), (ratio < 1.6).mean()))
     kind = "length_tokens" if column == "length_tokens" else "step"
     names = ["allocator", kind, "way", "sequences_count", "gain_mean_ratio", "below_frac"]
-    return pd.DataFrame(rows, columns=names).sort_values(["allocator", "way", kind]).assign(origin="simulated")
+    found = pd.DataFrame(rows, columns=names).sort_values(["allocator", "way", kind], ignore_index=True)
+    return found.assign(origin=np.where(found["way"] == "M3", "modelled", "simulated"))
+
+
+def by_length_and_age(frame):
+    """`by` sequence length and `by` step of the paged run, one below the other."""
+    return pd.concat([by(frame, "length_tokens", (64, 128, 256, 512, 1024, 2048, 4096)),
+                      by(frame, "step", (250, 500, 1000, 2000, 4000, 8000))], ignore_index=True)
 
 
 def served(size):
@@ -349,4 +376,27 @@ def served_summary(frame):
     rows = [("reused" if reused else "not reused", len(group), group["difference_frac"].mean(),
              group["difference_frac"].max()) for reused, group in off.groupby("reused")]
     names = ["rows", "run_count", "difference_mean_frac", "difference_max_frac"]
+    return pd.DataFrame(rows, columns=names).assign(origin="simulated")
+
+
+def constraints():
+    """The table of timing constraints, each with its cycles at the default preset and its source."""
+    times = timing.preset(PRESETS[0])
+    rows = [{**row._asdict(), "cycles": str(row.cycles),
+             "at_cycles": row.cycles if isinstance(row.cycles, int) else getattr(times, row.cycles)}
+            for row in timing.CONSTRAINTS]
+    frame = pd.DataFrame(rows).rename(columns={"cycles": "parameter"})
+    frame["quirk"] = [f"{q} {'on' if on else 'off'}" if q else None
+                      for q, on in zip(frame["quirk"], frame["when"], strict=True)]
+    columns = ["level", "before", "after", "parameter", "at_cycles", "quirk", "source"]
+    return frame[columns].assign(origin="published")
+
+
+def worst(frame):
+    """For the controller, its run-length form and the formula: runs compared, equal ones, the ratios' extremes."""
+    rows = []
+    for name in ("event", "runs", "formula"):
+        ratio = frame[f"{name}_ratio"].dropna()
+        rows.append((name, len(ratio), int((ratio == 1).sum()), ratio.min(), ratio.max(), (ratio - 1).abs().max()))
+    names = ["form", "run_count", "equal_count", "ratio_min", "ratio_max", "largest_error_frac"]
     return pd.DataFrame(rows, columns=names).assign(origin="simulated")

@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.pim import geometry
-from artifact.study import prr_figures, schematics, style
+from artifact.study import cycle_figures, prr_figures, schematics, style
 from artifact.study.style import INK, POLICIES, QUIET, SIZE, SMALL, WASH
 
 BLOCK_TOKENS = 16  # vLLM v0.2.7's default block, at which workloads and policies are compared
@@ -22,7 +22,7 @@ MAPS = {"host-cacheline": "cachelines interleaved", "host-centric": "rows interl
         "pim-friendly": "a slab per channel"}
 STUDY_MAP = "host-cacheline"
 _WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
-          "prompt")  # columns of text; all others that are drawn are numbers
+          "prompt", "preset", "pattern", "way", "charged")  # columns of text; all others that are drawn are numbers
 
 
 class Plot(NamedTuple):
@@ -574,4 +574,48 @@ FIGURES: dict[str, Plot] = {
         "Two line charts around a shift: coverage falls at once and recovers within a few steps but for static "
         "frequency; the share of heads that expect the moved sink rises from none to all within a few steps.",
         ("kind", "predictor", "step", "coverage_frac", "moved_frac", "prompts_count")),
+    "controller": Plot(
+        cycle_figures.agreement, "14_cycle_level", "attacc.csv",
+        "The controller and its run-length form give AttAcc's cycles; M1 put into the study's formula does not, "
+        "because a queue regroups rows and because hits fit into the time that a row stays open anyway.",
+        "Two scatter charts over AttAcc's cycles: the controller's marks lie on the diagonal and at a ratio of one, "
+        "the formula's mostly above it, a few many times.",
+        ("attacc_cycles", "event_cycles", "event_ratio", "runs_cycles", "runs_ratio", "formula_cycles",
+         "formula_ratio")),
+    "per_row": Plot(
+        cycle_figures.per_row, "14_cycle_level", "per_row.csv",
+        "The formula charges a miss a whole row cycle and its hits on top. In truth the first few hits fit into the "
+        "time the row must stay open, so the formula is right for one command a row and for many, and worst in "
+        "between.",
+        "Line chart of formula over exact cycles by commands per row, two presets: near one at the left end, a peak "
+        "at a few commands, falling again to the right.",
+        ("preset", "commands_per_row_count", "exact_cycles", "formula_ratio")),
+    "reordering": Plot(
+        cycle_figures.reordering, "14_cycle_level", "reordering.csv",
+        "A queue that serves row hits first saves much where few rows come in turn, and nothing where a row is left "
+        "for good. Refresh costs every pattern the same share but the one whose row never closes.",
+        "Left, two marks a pattern: cycles of a command in order and through the queue, far apart for interleaved "
+        "rows. Right, bars of the time that refresh adds, nearly equal.",
+        ("pattern", "preset", "inorder_cycles", "queue_cycles", "refresh_ratio")),
+    "study_points": Plot(
+        cycle_figures.study_points, "14_cycle_level", "study_points.csv",
+        "The study's own counts on AttAcc come out exactly when every command is issued once for each pseudo-channel. "
+        "One command drives both; then a hit costs half, a row change as much as before, and the gain is larger.",
+        "Dot plot with a row for each allocator and sequence: published rings around our squares, and our circles far "
+        "to the left of them.",
+        ("address_map", "allocator", "seq_id", "charged", "run_cycles"), True),
+    "cycle_gains": Plot(
+        cycle_figures.gains, "14_cycle_level", "gains.csv",
+        "The gain over paged by the analytic M3 and in cycles of the controller: lower with a power limit, higher "
+        "without one, and much lower only when every hit is charged twice.",
+        "Dot plot of the gain of pim-aware and contiguous by way of counting, from charged twice on the left to "
+        "unlimited power on the right.",
+        ("allocator", "way", "gain_mean_ratio")),
+    "gain_by": Plot(
+        cycle_figures.gain_by, "14_cycle_level", "gain_by.csv",
+        "The gain of pim-aware hardly depends on how long a sequence is, but on how long the engine has run: a young "
+        "pool of free blocks still hands out neighbours.",
+        "Two line charts of the gain: nearly flat over sequence length, and rising over the step of the run until it "
+        "settles.",
+        ("allocator", "length_tokens", "step", "way", "gain_mean_ratio")),
 }
