@@ -17,7 +17,7 @@ _LIMITS = {"HBM3_5.2Gbps": ("power-limited", "#0072B2", "solid"),
            "HBM3_5.2Gbps_NPC": ("unlimited power", "#D55E00", "8px,5px")}
 _GAINS = {"M3": "analytic (M3)", "unlimited power": "cycles, unlimited power", "in order": "cycles, in order",
           "cycles": "cycles", "with refresh": "cycles, with refresh", "charged twice": "cycles, hits charged twice"}
-_DASH = {"M3": "3px,4px", "cycles": "solid", "unlimited power": "8px,5px"}
+_DASH = {"cycles": "solid", "M3": "3px,4px"}
 
 
 def agreement(frame: pd.DataFrame) -> go.Figure:
@@ -25,7 +25,7 @@ def agreement(frame: pd.DataFrame) -> go.Figure:
     figure = style.sheet("Cycles beside AttAcc's own", 640, rows=2, legend=True, shared_xaxes=True,
                          vertical_spacing=0.08, row_heights=[0.5, 0.5])
     frame = frame.sort_values(["attacc_cycles", "event_cycles", "formula_cycles", "runs_cycles"])
-    for stem, (name, look) in _FORMS.items():
+    for stem, (name, look) in reversed(_FORMS.items()):  # the controller's marks on top
         cells = frame.dropna(subset=[f"{stem}_cycles"]).drop_duplicates(["attacc_cycles", f"{stem}_cycles"])
         marker = {"symbol": look.symbol, "color": look.colour, "size": 9, "opacity": 0.75,
                   "line": {"color": "white", "width": 0.5}}
@@ -43,7 +43,7 @@ def agreement(frame: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(title_text="ours / AttAcc (ratio)", type="log", tickvals=[1, 2, 5, 10], row=2,
                         range=[math.log10(frame["formula_ratio"].min()) - 0.08,
                                math.log10(frame["formula_ratio"].max()) + 0.08])
-    return style.note(figure, frame, "a mark for each recorded run of AttAcc; both axes logarithmic")
+    return style.note(figure, frame, "AttAcc's own cycles were recorded earlier, one run a mark; all axes logarithmic")
 
 
 def per_row(frame: pd.DataFrame) -> go.Figure:
@@ -119,46 +119,54 @@ def gains(frame: pd.DataFrame) -> go.Figure:
 
 
 def gain_by(frame: pd.DataFrame) -> go.Figure:
-    """The gain of pim-aware by sequence length and by age of the run."""
-    figure = style.sheet("Gain by sequence length, and by age of the run", 600, cols=2, legend=True, headings=True,
-                         horizontal_spacing=0.09, shared_yaxes=True)
-    frame = frame[frame["allocator"] == "pim-aware"]
+    """The gain over paged by sequence length and by age of the run: in cycles, and analytic."""
+    figure = style.sheet("Gain by sequence length, and by age of the run", 620, cols=2, legend=True, headings=True,
+                         horizontal_spacing=0.09)
+    names = style.policies(frame)
     for col, (column, title) in enumerate((("length_tokens", "length up to (tokens)"),
                                            ("step", "step up to (count)")), 1):
         cells = frame.dropna(subset=[column]).sort_values(column)
-        for way, dash in _DASH.items():
-            line = cells[cells["way"] == way]
-            figure.add_scatter(x=line[column].tolist(), y=line["gain_mean_ratio"].round(5).tolist(), name=_GAINS[way],
-                               mode="lines+markers", showlegend=col == 1, row=1, col=col,
-                               line={"color": style.POLICIES["pim-aware"].colour, "dash": dash, "width": 3},
-                               marker=style.marker("pim-aware", 10),
-                               hovertemplate=f"{_GAINS[way]}: %{{y:.3f}}<extra></extra>")
+        for policy in names:
+            for way, dash in _DASH.items():
+                line = cells[(cells["way"] == way) & (cells["allocator"] == policy)]
+                figure.add_scatter(x=line[column].tolist(), y=line["gain_mean_ratio"].round(5).tolist(), name=policy,
+                                   mode="lines+markers" if way == "cycles" else "lines", row=1, col=col,
+                                   showlegend=col == 1 and way == "cycles", marker=style.marker(policy, 11),
+                                   line={"color": style.POLICIES[policy].colour, "dash": dash, "width": 3},
+                                   hovertemplate=f"{policy}, {_GAINS[way]}: %{{y:.3f}}<extra></extra>")
         ticks = sorted(cells[column].unique())
         figure.update_xaxes(title_text=title, type="log", tickvals=ticks, tickangle=0, row=1, col=col,
                             ticktext=[f"{t:,.0f}" if i % 2 == 0 else "" for i, t in enumerate(ticks)])
-    figure.update_yaxes(title_text="paged / pim-aware (ratio)", range=[1, frame["gain_mean_ratio"].max() * 1.07], col=1)
-    figure.update_yaxes(range=[1, frame["gain_mean_ratio"].max() * 1.07], col=2)
-    style.heading(figure, "length: hardly matters above one row")
-    style.heading(figure, "age: a young pool hides it", col=2)
-    return style.note(figure, frame, "pim-aware; the axis starts at one, no gain")
+    figure.add_hline(y=1, line={"color": INK, "width": 2})
+    figure.update_yaxes(range=[0, frame["gain_mean_ratio"].max() * 1.07])
+    figure.update_yaxes(title_text="paged / allocator (ratio)", col=1)
+    style.key(figure, [(_GAINS[way], {"mode": "lines", "line": {"color": QUIET, "dash": dash, "width": 3}})
+                       for way, dash in _DASH.items()])
+    style.heading(figure, "by length of the sequence")
+    style.heading(figure, "by step of the run", col=2)
+    return style.note(figure, frame, "means over sequences; one is no gain")
 
 
 def study_points(frame: pd.DataFrame) -> go.Figure:
     """The study's AttAcc counts, ours charged twice, and ours charged once."""
     frame = frame[frame["address_map"] == "host-cacheline"].sort_values(["allocator", "seq_id"])
+    names = style.policies(frame)
     frame = frame.assign(place=frame["allocator"] + ", " + frame["seq_id"].astype(str))
     figure = style.sheet("The study's AttAcc points, and what they charge", 680, legend=True, left=190)
-    places = list(dict.fromkeys(frame["place"]))
-    own = style.ours(frame)
-    for name, charged, colour, symbol in (("each hit charged twice", "twice", "#D55E00", "square"),
-                                          ("one command for both pseudo-channels", "once", "#0072B2", "circle")):
-        cells = own[own["charged"] == charged]
-        figure.add_scatter(x=cells["run_cycles"].tolist(), y=cells["place"].tolist(), mode="markers", name=name,
-                           marker={"color": colour, "symbol": symbol, "size": 13},
-                           hovertemplate=f"%{{y}}, {name}: %{{x:,}}<extra></extra>")
-    theirs = style.published(frame)
+    symbols = {"twice": ("each hit charged twice", "square"), "once": ("one command for both halves", "circle")}
+    own, theirs = style.ours(frame), style.published(frame)
+    for policy in names:
+        for charged, (name, symbol) in symbols.items():
+            cells = own[(own["charged"] == charged) & (own["allocator"] == policy)]
+            figure.add_scatter(x=cells["run_cycles"].tolist(), y=cells["place"].tolist(), mode="markers", name=policy,
+                               marker={**style.marker(policy, 14), "symbol": symbol}, showlegend=False,
+                               hovertemplate=f"%{{y}}, {name}: %{{x:,}}<extra></extra>")
     figure.add_scatter(x=theirs["run_cycles"].tolist(), y=theirs["place"].tolist(), mode="markers", showlegend=False,
-                       marker=style.ring(None, 22), hovertemplate="%{y}, published: %{x:,}<extra></extra>")
+                       marker=style.ring(None, 24), hovertemplate="%{y}, published: %{x:,}<extra></extra>")
+    places = [place for policy in names for place in dict.fromkeys(frame.loc[frame["allocator"] == policy, "place"])]
     figure.update_xaxes(title_text="one sequence (cycles)", range=[0, frame["run_cycles"].max() * 1.06])
-    figure.update_yaxes(showgrid=False, ticks="", tickvals=places, ticktext=places, autorange="reversed")
-    return style.note(figure, frame, "a row is an allocator and a sequence; host-cacheline")
+    figure.update_yaxes(showgrid=False, ticks="", tickvals=places, ticktext=places, categoryorder="array",
+                        categoryarray=places[::-1])
+    style.key(figure, [(name, {"mode": "markers", "marker": {"symbol": symbol, "size": 14, "color": QUIET}})
+                       for name, symbol in symbols.values()])
+    return style.note(figure, frame, "a row is an allocator and a sequence; halves are pseudo-channels; host-cacheline")

@@ -613,9 +613,9 @@ FIGURES: dict[str, Plot] = {
         ("allocator", "way", "gain_mean_ratio")),
     "gain_by": Plot(
         cycle_figures.gain_by, "14_cycle_level", "gain_by.csv",
-        "The gain of pim-aware hardly depends on how long a sequence is, but on how long the engine has run: a young "
-        "pool of free blocks still hands out neighbours.",
-        "Two line charts of the gain: nearly flat over sequence length, and rising over the step of the run until it "
-        "settles.",
+        "The gain hardly depends on how long a sequence is, but on how long the engine has run: a young pool of free "
+        "blocks still hands out neighbours.",
+        "Two line charts of the gain of each allocator, solid in cycles and dotted analytic: nearly flat over sequence "
+        "length, rising over the steps of the run until it settles; random lies below one.",
         ("allocator", "length_tokens", "step", "way", "gain_mean_ratio")),
 }
