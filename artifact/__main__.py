@@ -486,10 +486,12 @@ def bench() -> None:
 @bench.command()
 @click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
 def simulator(as_json: bool) -> None:
-    """Counting commands against an oracle, one cell as a command, all published cells."""
+    """Counting commands against an oracle, one cell as a command, all published cells; the cycle-level controller."""
+    import pandas as pd
+
     from artifact.study import bench as benches
 
-    _print_bench(benches.simulator(), as_json)
+    _print_bench(pd.concat([benches.simulator(), benches.cycle_level()]), as_json)
 
 
 @bench.command()

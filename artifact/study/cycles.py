@@ -49,14 +49,15 @@ def read_table(path):
         raise ValueError(f"{name}: seq_len is {tokens!r}; allowed: a whole number of at least 1")
     try:
         geometry.blocks_per_region(cell.memory, cell.token_bytes, block_tokens)
-        lay = _layout(cell, block_tokens, int(table.max()) + 1)
+        lay = layout(cell, block_tokens, int(table.max()) + 1)
         bandwidth.count(table, tokens, lay)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     return table, tokens, lay
 
 
-def _layout(cell, block_tokens, blocks, address_map=None):
+def layout(cell, block_tokens, blocks, address_map=None):
+    """The `bandwidth.Layout` of so many blocks of a cell, under its own address map unless one is named."""
     order = mapping.address_map(address_map or cell.address_map, cell.memory)
     return bandwidth.layout(order, cell.token_bytes, block_tokens, blocks)
 
@@ -143,7 +144,7 @@ def block_tables(size):
     found = json.loads((paths.data_dir() / "recorded/reference/attacc_block_tables.json").read_text(encoding="utf-8"))
     key = ("workload", "allocator", "step", "seq_id")
     tables = {tuple(entry[name] for name in key): entry["table"] for entry in found["tables"]}
-    lay = _layout(cell, 16, max(map(max, tables.values())) + 1)
+    lay = layout(cell, 16, max(map(max, tables.values())) + 1)
     rows = []
     for r in theirs.iloc[np.unique(np.linspace(0, len(theirs) - 1, size.controller_runs).astype(int))].itertuples():
         table = tables[tuple(getattr(r, name) for name in key)]
@@ -217,7 +218,7 @@ def study_points():
     rows = []
     for r in results.read(paths.data_dir() / "published" / "kvpimple_attacc.csv").itertuples():
         entry = tables[r.allocator, r.seq_id]
-        lay = _layout(cell, 16, 1 << 13, r.address_map)
+        lay = layout(cell, 16, 1 << 13, r.address_map)
         twice, once = (controller.simulate(streams.block_table(entry["table"], entry["seq_len"], lay, order=order),
                                            times, refresh=False) for order in ("double", "window"))
         constants = times.nCCDAB * twice.macs + 14 + 40 * (twice.activations - 1)

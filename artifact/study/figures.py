@@ -196,8 +196,8 @@ def gain(frame: pd.DataFrame) -> go.Figure:
                                marker={**style.marker(policy, 17), "symbol": [look.symbol, "diamond-tall", "star"]},
                                hovertemplate=f"{policy}, %{{text}}: %{{x:.3f}}<extra></extra>")
             if not math.isnan(values[0]):
-                figure.add_annotation(x=max(values), y=y, xanchor="left", xshift=16, showarrow=False,
-                                      text=f"<b>{policy}</b>  {values[0]:.2f} → {values[1]:.2f}, cycles {values[2]:.2f}",
+                text = f"<b>{policy}</b>  {values[0]:.2f} → {values[1]:.2f}, cycles {values[2]:.2f}"
+                figure.add_annotation(x=max(values), y=y, xanchor="left", xshift=16, showarrow=False, text=text,
                                       font={"size": SMALL, "color": look.colour})
     figure.add_vline(x=1, line={"color": INK, "width": 2})
     least, most = frame[list(ways)].min(axis=None), frame[list(ways)].max(axis=None)
