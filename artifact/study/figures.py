@@ -202,8 +202,8 @@ def gain(frame: pd.DataFrame) -> go.Figure:
     figure.add_vline(x=1, line={"color": INK, "width": 2})
     least, most = frame[list(ways)].min(axis=None), frame[list(ways)].max(axis=None)
     width = max(most, 1.2) - min(least, 1)
-    figure.update_xaxes(title_text="M3 relative to paged (ratio, 1 = no gain)", nticks=7,
-                        range=[min(least, 1) - 0.04 * width, max(most, 1.2) + 0.55 * width])
+    figure.update_xaxes(title_text="bandwidth relative to paged (ratio, 1 = no gain)", nticks=7,
+                        range=[min(least, 1) - 0.04 * width, max(most, 1.2) + 0.85 * width])
     figure.update_yaxes(tickvals=list(range(len(found))), ticktext=[f"<b>{name}</b>" for name in found],
                         range=[len(found) - 0.5, -0.5], showgrid=False, ticks="")
     style.key(figure, [(way, {"mode": "markers", "marker": {"symbol": symbol, "size": 16, "color": QUIET}})
