@@ -337,6 +337,38 @@ def sweep_(name: str, scale_name: str, workers: int, out: str | None, keep: str 
 
 
 @cli.group()
+def pim() -> None:
+    """The memory: what a stream of in-memory attention commands takes, cycle by cycle."""
+
+
+@pim.command()
+@click.argument("trace", required=False, type=click.Path(dir_okay=False), metavar="[TRACE]")
+@click.option("--pattern", help="Instead of a file: same_row, new_row, every8, rand0.75, kv4, paged6 …")
+@click.option("--block-table", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Instead of a file: JSON {seq_len, table, block_tokens (16)}.")
+@click.option("--preset", default="HBM3_5.2Gbps", help="Timing; an unknown one lists them all.")
+@click.option("--refresh", default="on", help="on or off")
+@click.option("--quirks", default="on", help="on: AttAcc's behaviour; off: what its table of constraints says")
+@click.option("--commands", type=int, default=1000, help="of the pattern, counted as all-bank ones")
+@click.option("--seed", type=int, default=0, help="of the pattern")
+@click.option("--mode", default="AB", help="of the pattern: AB, SB, PB, SBr, PBr or AB1SB")
+@click.option("--barrier", type=int, default=0, help="of the pattern: one after so many commands; 0: none")
+@click.option("--split", is_flag=True, help="of the pattern: its upper half of the rows in pseudo-channel 1")
+@click.option("--order", default="window", help="of the block table: window, plain, inorder or double")
+@click.option("--export", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the stream for AttAcc.")
+@click.option("--against", help="attacc: run a build of it too; exit code 1 when its cycles differ.")
+@click.option("--simulator", type=click.Path(), metavar="DIR", help="That build.", show_default="ATTACC_DIR")
+@_JSON
+def cycles(as_json: bool, **asked: object) -> int:
+    """Cycles, row hits, activations and refreshes of a stream of commands: a TRACE in AttAcc's format, or made here."""
+    from artifact.study import cycles as study
+
+    found = study.answer(**asked)
+    _print(found, as_json)
+    return int(found.get("equal") is False)
+
+
+@cli.group()
 def prr() -> None:
     """PRR: decode traces, what its predictor covers, its calibration; how much to speculate on and what that saves."""
 
@@ -525,10 +557,12 @@ def bench() -> None:
 @bench.command()
 @click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
 def simulator(as_json: bool) -> None:
-    """Counting commands against an oracle, one cell as a command, all published cells."""
+    """Counting commands against an oracle, one cell as a command, all published cells; the cycle-level controller."""
+    import pandas as pd
+
     from artifact.study import bench as benches
 
-    _print_bench(benches.simulator(), as_json)
+    _print_bench(pd.concat([benches.simulator(), benches.cycle_level()]), as_json)
 
 
 @bench.command()

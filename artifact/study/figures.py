@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.pim import geometry
-from artifact.study import latency_figures, prr_figures, schematics, style
+from artifact.study import cycle_figures, latency_figures, prr_figures, schematics, style
 from artifact.study.style import INK, POLICIES, QUIET, SIZE, SMALL, WASH
 
 BLOCK_TOKENS = 16  # vLLM v0.2.7's default block, at which workloads and policies are compared
@@ -22,8 +22,8 @@ MAPS = {"host-cacheline": "cachelines interleaved", "host-centric": "rows interl
         "pim-friendly": "a slab per channel"}
 STUDY_MAP = "host-cacheline"
 _WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
-          "prompt", "profile", "per", "stage", "stream", "way", "baseline", "table", "chosen",
-          "benchmark")  # columns of text; all others that are drawn are numbers
+          "prompt", "profile", "per", "stage", "stream", "way", "baseline", "table", "chosen", "benchmark", "preset",
+          "pattern", "charged")  # columns of text; all others that are drawn are numbers
 
 
 class Plot(NamedTuple):
@@ -179,36 +179,36 @@ def busiest_channel(frame: pd.DataFrame) -> go.Figure:
 
 
 def gain(frame: pd.DataFrame) -> go.Figure:
-    """M3 over that of paged, as the mean of rates and as all bytes over all time."""
+    """M3 over that of paged, as the mean of rates and as all bytes over all time, and the mean in cycles."""
     frame = _rows(frame, block_tokens=[BLOCK_TOKENS], address_map=[STUDY_MAP])
     found = [name for name in WORKLOADS if name in set(frame["workload"])]
     names = style.policies(frame)
-    figure = style.sheet(f"Gain over paged, counted in two ways, blocks of {BLOCK_TOKENS} tokens", 660, legend=True,
+    figure = style.sheet(f"Gain over paged, counted in three ways, blocks of {BLOCK_TOKENS} tokens", 660, legend=True,
                          left=130)
-    ways = {"gain_mean_ratio": "mean of the samples' rates (the study's way)",
-            "gain_total_ratio": "all bytes over all time"}
+    ways = {"gain_mean_ratio": "mean of rates (the study's)", "gain_total_ratio": "all bytes over all time",
+            "gain_cycles_mean_ratio": "mean of rates, in cycles"}
     for i, policy in enumerate(names):
         look = POLICIES[policy]
         cells = frame[frame["allocator"] == policy].set_index("workload")[list(ways)].reindex(found)
         for y, values in zip(_places(len(found), i, len(names), 0.36), cells.to_numpy(), strict=True):
-            figure.add_scatter(x=list(values), y=[y, y], mode="lines", line={"color": look.colour, "width": 4},
-                               showlegend=False, hoverinfo="skip")
-            figure.add_scatter(x=list(values), y=[y, y], mode="markers", showlegend=False, text=list(ways.values()),
-                               marker={**style.marker(policy, 17), "symbol": [look.symbol, "diamond-tall"]},
+            figure.add_scatter(x=[min(values), max(values)], y=[y, y], mode="lines", showlegend=False,
+                               line={"color": look.colour, "width": 4}, hoverinfo="skip")
+            figure.add_scatter(x=list(values), y=[y] * 3, mode="markers", showlegend=False, text=list(ways.values()),
+                               marker={**style.marker(policy, 17), "symbol": [look.symbol, "diamond-tall", "star"]},
                                hovertemplate=f"{policy}, %{{text}}: %{{x:.3f}}<extra></extra>")
             if not math.isnan(values[0]):
-                figure.add_annotation(x=max(values), y=y, xanchor="left", xshift=16, showarrow=False,
-                                      text=f"<b>{policy}</b>  {values[0]:.2f} → {values[1]:.2f}",
+                text = f"<b>{policy}</b>  {values[0]:.2f} → {values[1]:.2f}, cycles {values[2]:.2f}"
+                figure.add_annotation(x=max(values), y=y, xanchor="left", xshift=16, showarrow=False, text=text,
                                       font={"size": SMALL, "color": look.colour})
     figure.add_vline(x=1, line={"color": INK, "width": 2})
     least, most = frame[list(ways)].min(axis=None), frame[list(ways)].max(axis=None)
     width = max(most, 1.2) - min(least, 1)
-    figure.update_xaxes(title_text="M3 relative to paged (ratio, 1 = no gain)", nticks=7,
-                        range=[min(least, 1) - 0.04 * width, max(most, 1.2) + 0.55 * width])
+    figure.update_xaxes(title_text="bandwidth relative to paged (ratio, 1 = no gain)", nticks=7,
+                        range=[min(least, 1) - 0.04 * width, max(most, 1.2) + 0.85 * width])
     figure.update_yaxes(tickvals=list(range(len(found))), ticktext=[f"<b>{name}</b>" for name in found],
                         range=[len(found) - 0.5, -0.5], showgrid=False, ticks="")
     style.key(figure, [(way, {"mode": "markers", "marker": {"symbol": symbol, "size": 16, "color": QUIET}})
-                       for way, symbol in zip(ways.values(), ("circle", "diamond-tall"), strict=True)])
+                       for way, symbol in zip(ways.values(), ("circle", "diamond-tall", "star"), strict=True)])
     return style.note(figure, frame)
 
 
@@ -484,11 +484,11 @@ FIGURES: dict[str, Plot] = {
         ("allocator", "address_map", "m3_bandwidth_gbps", "m3_busiest_gbps")),
     "gain": Plot(
         gain, "11_bandwidth", "gains.csv",
-        "The gain over paged, counted as the study does (the mean of each sample's rate) and as all bytes over all "
-        "time, where long sequences count for more.",
-        "Dot plot of the gain of pim-aware and contiguous over paged by workload, two marks each for the two ways "
-        "of counting.",
-        (*_CELL, "gain_mean_ratio", "gain_total_ratio")),
+        "The gain over paged, counted as the study does (the mean of each sample's rate), as all bytes over all time, "
+        "where long sequences count for more, and as the study does but in cycles of a controller (notebook 14).",
+        "Dot plot of the gain of pim-aware and contiguous over paged by workload, three marks each for the three ways "
+        "of counting; the one in cycles is the lowest.",
+        (*_CELL, "gain_mean_ratio", "gain_total_ratio", "gain_cycles_mean_ratio")),
     "throughput": Plot(
         throughput, "11_bandwidth", "throughput.csv",
         "What the gain in attention is worth to a whole decode step. Attention takes its simulated time; the rest "
@@ -639,4 +639,48 @@ FIGURES: dict[str, Plot] = {
         "Horizontal bars in four panels with their numbers: all that repair lie close together below the oracle, "
         "serial DSA with the faster kernel about halfway, S1 below one.",
         ("profile", "method", "context_tokens", "baseline", "speedup_ratio", "order_index")),
+    "controller": Plot(
+        cycle_figures.agreement, "14_cycle_level", "attacc.csv",
+        "The controller and its run-length form give AttAcc's cycles; M1 put into the study's formula does not, "
+        "because a queue regroups rows and because hits fit into the time that a row stays open anyway.",
+        "Two scatter charts over AttAcc's cycles: the controller's marks lie on the diagonal and at a ratio of one, "
+        "the formula's mostly above it, a few many times.",
+        ("attacc_cycles", "event_cycles", "event_ratio", "runs_cycles", "runs_ratio", "formula_cycles",
+         "formula_ratio")),
+    "per_row": Plot(
+        cycle_figures.per_row, "14_cycle_level", "per_row.csv",
+        "The formula charges a miss a whole row cycle and its hits on top. In truth the first few hits fit into the "
+        "time the row must stay open, so the formula is right for one command a row and for many, and worst in "
+        "between.",
+        "Line chart of formula over exact cycles by commands per row, two presets: near one at the left end, a peak "
+        "at a few commands, falling again to the right.",
+        ("preset", "commands_per_row_count", "exact_cycles", "formula_ratio")),
+    "reordering": Plot(
+        cycle_figures.reordering, "14_cycle_level", "reordering.csv",
+        "A queue that serves row hits first saves much where few rows come in turn, and nothing where a row is left "
+        "for good. Refresh costs every pattern the same share but the one whose row never closes.",
+        "Left, two marks a pattern: cycles of a command in order and through the queue, far apart for interleaved "
+        "rows. Right, bars of the time that refresh adds, nearly equal.",
+        ("pattern", "preset", "inorder_cycles", "queue_cycles", "refresh_ratio")),
+    "study_points": Plot(
+        cycle_figures.study_points, "14_cycle_level", "study_points.csv",
+        "The study's own counts on AttAcc come out exactly when every command is issued once for each pseudo-channel. "
+        "One command drives both; then a hit costs half, a row change as much as before, and the gain is larger.",
+        "Dot plot with a row for each allocator and sequence: published rings around our squares, and our circles far "
+        "to the left of them.",
+        ("address_map", "allocator", "seq_id", "charged", "run_cycles"), True),
+    "cycle_gains": Plot(
+        cycle_figures.gains, "14_cycle_level", "gains.csv",
+        "The gain over paged by the analytic M3 and in cycles of the controller: lower with a power limit, higher "
+        "without one, and much lower only when every hit is charged twice.",
+        "Dot plot of the gain of pim-aware and contiguous by way of counting, from charged twice on the left to "
+        "unlimited power on the right.",
+        ("allocator", "way", "gain_mean_ratio")),
+    "gain_by": Plot(
+        cycle_figures.gain_by, "14_cycle_level", "gain_by.csv",
+        "The gain hardly depends on how long a sequence is, but on how long the engine has run: a young pool of free "
+        "blocks still hands out neighbours.",
+        "Two line charts of the gain of each allocator, solid in cycles and dotted analytic: nearly flat over sequence "
+        "length, rising over the steps of the run until it settles; random lies below one.",
+        ("allocator", "length_tokens", "step", "way", "gain_mean_ratio")),
 }

@@ -27,6 +27,8 @@ class Scale(BaseModel):
     run_length_requests: Sizes = Field(description="run lengths of the experiment on M1 by run length, requests")
     trace_requests: PositiveInt = Field(description="the first so many requests of a real trace")
     sample_requests: PositiveInt = Field(description="requests of the shorter of the two placement runs")
+    controller_runs: PositiveInt = Field(description="recorded AttAcc runs computed again, evenly taken from all")
+    controller_commands: PositiveInt = Field(description="commands of a pattern")
     prediction_prompts: PositiveInt = Field(description="the first so many of the recorded decode traces")
     prediction_layers: PositiveInt = Field(description="the first so many of a trace's layers")
 
