@@ -109,6 +109,11 @@ class Launch(NamedTuple):
     constants: dict
     options: dict
 
+    @property
+    def tile(self):
+        """Tokens, pages or parts of one step; 0 where steps are of neither."""
+        return next((self.constants[name] for name in ("TILE", "PAGES", "PARTS") if name in self.constants), 0)
+
 
 def every():
     """The whole matrix: all head sizes, block sizes, groups and types, for each operator those that change its code."""
@@ -215,8 +220,7 @@ def measure(case, target_name, done=None):
 
 
 def _measure(launch, given, target_name):
-    tile = launch.constants.get("TILE", launch.constants.get("PAGES", 0))
-    shape = Compiled(launch.kernel.fn.__name__, target_name, tile, launch.options["num_warps"],
+    shape = Compiled(launch.kernel.fn.__name__, target_name, launch.tile, launch.options["num_warps"],
                      launch.options["num_stages"])
     try:
         binary, said = _compiled(given, TARGETS[target_name], launch.options)

@@ -140,6 +140,7 @@ def main(arguments=None):
     writer.writeheader()
     for case in SHORT if asked.short else CASES:
         writer.writerow(measure(case))
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

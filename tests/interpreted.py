@@ -12,6 +12,7 @@ import sys
 import types
 from contextlib import contextmanager
 
+import pandas as pd
 import pytest
 import torch
 from artifact.kernels import decode, merge, predict, reference, repair, scores, timing, traffic
@@ -19,6 +20,7 @@ from artifact.kernels.paged import PagedKV, Partial
 from triton.runtime import interpreter
 
 from artifact import ops
+from artifact.study import compiling
 
 NAN = float("nan")
 HALF, FULL = torch.float16, torch.float32
@@ -454,6 +456,13 @@ def test_bytes_are_counted_to_the_last_one():
     assert found["written"] == state
     # beyond that: the lists and pages once more as they come, and a length for each of the two programs
     assert found["read"] == least - state - listed.nbytes - 4 * 4 - 4 + 2 * (4 + 4 * 4 + 2 * 4 + 2 * (4 + 4))
+
+
+def test_the_recorded_bytes_are_those_of_these_kernels():
+    moved = compiling.recorded(compiling.TRAFFIC)
+    case = traffic.SHORT[0]
+    (row,) = moved[(moved[list(case._fields)] == pd.Series(case._asdict())).all(axis=1)].to_dict("records")
+    assert {**traffic.measure(case), "origin": "recorded", "triton": row["triton"]} == row
 
 
 MUTANTS = {

@@ -14,6 +14,9 @@ run_length_requests: [20]
 trace_requests: 50
 sample_requests: 20
 prediction_prompts: 2
+compiled_cases: 1
+kernel_tokens: 4096
+kernel_rounds: 2
 """
 
 

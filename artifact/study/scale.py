@@ -27,6 +27,9 @@ class Scale(BaseModel):
     trace_requests: PositiveInt = Field(description="the first so many requests of a real trace")
     sample_requests: PositiveInt = Field(description="requests of the shorter of the two placement runs")
     prediction_prompts: PositiveInt = Field(description="the first so many of the recorded decode traces")
+    compiled_cases: PositiveInt = Field(description="the first so many kernels of the short list compiled again")
+    kernel_tokens: PositiveInt = Field(description="tokens of the cache that attention on the CPU is timed with")
+    kernel_rounds: PositiveInt = Field(description="rounds of each such timing")
 
 
 def load(name: str, folder: Path | None = None) -> Scale:
