@@ -248,8 +248,8 @@ def _nvidia(binary, said):
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
-        text = subprocess.run([triton.knobs.nvidia.nvdisasm.path, file.name], capture_output=True, text=True,
-                              check=True).stdout
+        text = subprocess.run([triton.knobs.nvidia.nvdisasm.path, "-c", "-ndf", file.name], capture_output=True,
+                              text=True, check=True).stdout
     stack, stores, loads = map(int, re.search(
         r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said).groups())
     told = {"registers_count": int(re.search(r"Used (\d+) registers", said).group(1)),

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -59,7 +60,7 @@ class Spent(NamedTuple):
     time_us_p20: float | None = None
     time_us_p80: float | None = None
     repeats_count: int | None = None
-    bytes_fewest_bytes: int | None = None  # see `traffic.fewest`
+    bytes_fewest_bytes: int | None = None  # see `moved.fewest`
     skipped: str = ""
 
 
@@ -153,7 +154,7 @@ def rows(place, asked):
 
 
 def _sides(place, case):
-    from artifact.kernels import decode, reference, repair, traffic
+    from artifact.kernels import decode, moved, reference, repair
 
     q, kv, blocks = inputs(case, place.device)
     truth = reference.attend(q.double(), kv, blocks)
@@ -162,32 +163,44 @@ def _sides(place, case):
         state = decode.attend(q, kv, known)
         call = partial(repair.repair, state, q, kv, missed)
         agree(f"{case}: triton", call(), truth)
-        least = traffic.fewest(q, kv, missed) + 4 * (q.numel() + q.shape[0] * q.shape[1])
+        least = moved.fewest(q, kv, missed) + 4 * (q.numel() + q.shape[0] * q.shape[1])
         yield place.spent("triton", "graph", call, least)
         return
-    least = traffic.fewest(q, kv, blocks)
+    least = moved.fewest(q, kv, blocks)
     call = partial(decode.attend, q, kv, blocks)
     agree(f"{case}: triton", call(), truth)
     for method in ("graph", "eager"):
         yield place.spent("triton", method, call, least)
-    named = ["flashinfer decode", "flashinfer decode, tensor cores"]
-    named += ["flashinfer bsr"] if case.study in ("decode", "table3") else []
+    yield from _theirs(place, case, (q, kv, blocks), truth, least)
+
+
+def _theirs(place, case, given, truth, least):
+    """FlashInfer's sides; one that cannot be had, or that fails before it gives an answer, has its reason."""
+    builders = {"flashinfer decode": partial(planned_decode, *given, tensor_cores=False),
+                "flashinfer decode, tensor cores": partial(planned_decode, *given, tensor_cores=True)}
+    if case.study in ("decode", "table3"):
+        builders["flashinfer bsr"] = partial(block_sparse, *given)
     if importlib.util.find_spec("flashinfer") is None:
-        yield from (Spent(side, "graph", skipped=f"flashinfer is not installed: pip install --no-deps {FLASHINFER}")
-                    for side in named)
+        reason = f"flashinfer is not installed: pip install --no-deps {FLASHINFER}"
+        yield from (Spent(side, "graph", skipped=reason) for side in builders)
         return
-    for side in named[:2]:
-        run = planned_decode(q, kv, blocks, tensor_cores=side != named[0])
-        agree(f"{case}: {side}", natural(run(), truth), truth)
+    for side, build in builders.items():
+        try:
+            plan, run = build()
+            found = run()
+        except Exception as error:  # of another library's, which may want a compiler or another GPU
+            yield Spent(side, "graph", skipped=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+            continue
+        agree(f"{case}: {side}", natural(found, truth), truth)
         for method in ("graph", "eager"):
             yield place.spent(side, method, run, least)
-    if case.study in ("decode", "table3"):
-        plan, run = block_sparse(q, kv, blocks)
-        plan()
-        agree(f"{case}: flashinfer bsr", natural(run(), truth), truth)
-        for method in ("graph", "eager"):
-            yield place.spent("flashinfer bsr", method, run, least)
-        yield place.spent("flashinfer bsr and its plan", "eager", lambda: (plan(), run()), least)
+        if side == "flashinfer bsr":
+            yield place.spent(f"{side} and its plan", "eager", partial(_both, plan, run), least)
+
+
+def _both(plan, run):
+    plan()
+    return run()
 
 
 def inputs(case, device, dtype=None):
@@ -233,8 +246,8 @@ def natural(found, like):
 
 
 def planned_decode(q, kv, blocks, *, tensor_cores):
-    """FlashInfer's decode over the lists, planned once. Each KV head is a request of its own: page p of head g is page
-    p * G + g of a cache of one head."""
+    """FlashInfer's decode over the lists, planned -> its plan, and its run. Each KV head is a request of its own: page
+    p of head g is page p * G + g of a cache of one head."""
     import torch
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
@@ -246,15 +259,17 @@ def planned_decode(q, kv, blocks, *, tensor_cores):
     start = blocks.shape[2] * torch.arange(requests + 1, dtype=torch.int32, device=device)
     wrapper = BatchDecodeWithPagedKVCacheWrapper(torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device), "HND",
                                                  use_tensor_cores=tensor_cores)
-    wrapper.plan(start, listed.flatten().int(), torch.full((requests,), size, dtype=torch.int32, device=device), group,
-                 1, dim, size, q_data_type=q.dtype, kv_data_type=kv.k.dtype)
+    full = torch.full((requests,), size, dtype=torch.int32, device=device)
+    plan = partial(wrapper.plan, start, listed.flatten().int(), full, group, 1, dim, size, q_data_type=q.dtype,
+                   kv_data_type=kv.k.dtype)
     cache = tuple(x.view(pages * kv_heads, 1, size, dim) for x in (kv.k, kv.v))
-    return partial(wrapper.run, q.view(requests, group, dim), cache, return_lse=True)
+    plan()
+    return plan, partial(wrapper.run, q.view(requests, group, dim), cache, return_lse=True)
 
 
 def block_sparse(q, kv, blocks):
-    """FlashInfer's block-sparse attention over one sequence's list -> its plan, and its run, which need a cache in the
-    order of tokens, heads inside."""
+    """FlashInfer's block-sparse attention over one sequence's list, planned -> its plan, and its run. It needs a cache
+    in the order of tokens, heads inside."""
     import torch
     from flashinfer import BlockSparseAttentionWrapper
 
@@ -263,6 +278,7 @@ def block_sparse(q, kv, blocks):
     start = torch.tensor([0, blocks.shape[2]], dtype=torch.int32, device=q.device)
     plan = partial(wrapper.plan, start, blocks[0, 0].contiguous(), 1, k.shape[0], 1, kv.k.shape[2], q.shape[1],
                    k.shape[1], q.shape[2], q_data_type=q.dtype, kv_data_type=k.dtype, o_data_type=q.dtype)
+    plan()
     return plan, partial(wrapper.run, q, k, v, return_lse=True)
 
 
@@ -279,12 +295,17 @@ def machine(place):
         found["flashinfer"] = importlib.import_module("flashinfer").__version__
     if place.device == "cuda":
         device = torch.cuda.get_device_properties(0)
-        driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"],
-                                capture_output=True, text=True)
         found |= {"device": device.name, "capability": f"{device.major}.{device.minor}",
                   "memory_bytes": device.total_memory, "multiprocessors_count": device.multi_processor_count,
-                  "driver": driver.stdout.strip() or None}
+                  "driver": _driver()}
     return found
+
+
+def _driver():
+    if shutil.which("nvidia-smi") is None:
+        return None
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout.strip() or None
 
 
 def main(arguments=None):

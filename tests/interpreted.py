@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pandas as pd
 import pytest
 import torch
-from artifact.kernels import decode, merge, predict, reference, repair, scores, timing, traffic
+from artifact.kernels import decode, merge, moved, predict, reference, repair, scores, timing
 from artifact.kernels.paged import PagedKV, Partial
 from triton.runtime import interpreter
 
@@ -433,6 +433,16 @@ def test_a_wrong_side_ends_the_run_before_its_time(whose, flashinfer, monkeypatc
         list(timing.rows(timing.Dry(), asked))
 
 
+def test_a_side_of_flashinfer_that_fails_has_its_reason_and_the_others_go_on(flashinfer, monkeypatch):
+    def failing(*_, **__):
+        raise OSError("no nvcc\nand more")
+
+    monkeypatch.setattr(_BlockSparse, "plan", failing)
+    rows = list(timing.rows(timing.Dry(), [next(timing.cases(tiny=True))]))
+    told = {row["side"]: row["skipped"] for row in rows}
+    assert told["flashinfer bsr"] == "OSError: no nvcc" and told["flashinfer decode"] == "a dry run takes no times"
+
+
 def test_without_flashinfer_its_sides_say_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     case = next(timing.cases(tiny=True))
@@ -444,13 +454,13 @@ def test_without_flashinfer_its_sides_say_so(monkeypatch):
 def test_bytes_are_counted_to_the_last_one():
     state, blocks = Partial(torch.zeros(1, 8, 64), torch.zeros(1, 8)), torch.tensor([[[2, 0, -1, -1], [1, 3, -1, -1]]])
     _, kv = cache((64,), 2, 4, 64, 16, HALF)
-    with traffic.counted() as found:
+    with moved.counted() as found:
         predict.ema_step(*(torch.zeros(3, 700) for _ in range(3)), (0.2, 0.5, 0.25))
     assert found == {"read": 3 * 4 * 2100, "written": 3 * 4 * 2100}
     q, listed = torch.zeros(1, 8, 64, dtype=HALF), blocks.int()
-    with traffic.counted() as found:
+    with moved.counted() as found:
         decode.attend(q, kv, listed, parts=1)
-    least = traffic.fewest(q, kv, listed)
+    least = moved.fewest(q, kv, listed)
     state = 4 * (8 * 64 + 8)
     assert least == 2 * 2 * 16 * 64 * 2 * 2 + q.nbytes + listed.nbytes + 4 * 4 + 4 + state
     assert found["written"] == state
@@ -459,10 +469,9 @@ def test_bytes_are_counted_to_the_last_one():
 
 
 def test_the_recorded_bytes_are_those_of_these_kernels():
-    moved = compiling.recorded(compiling.TRAFFIC)
-    case = traffic.SHORT[0]
-    (row,) = moved[(moved[list(case._fields)] == pd.Series(case._asdict())).all(axis=1)].to_dict("records")
-    assert {**traffic.measure(case), "origin": "recorded", "triton": row["triton"]} == row
+    found, case = compiling.recorded(compiling.MOVED), moved.SHORT[0]
+    (row,) = found[(found[list(case._fields)] == pd.Series(case._asdict())).all(axis=1)].to_dict("records")
+    assert {**moved.measure(case), "origin": "recorded", "triton": row["triton"]} == row
 
 
 MUTANTS = {

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from artifact.kernels import aot, decode, timing, traffic
+from artifact.kernels import aot, decode, moved, timing
 
 from artifact.study import compiling, printed, results
 
@@ -80,13 +80,12 @@ def test_shares_of_instructions_are_of_all(table):
 
 
 def test_recorded_bytes_are_of_every_case_and_never_fewer_than_possible():
-    moved = compiling.traffic()
-    assert {traffic.Case(*row) for row in moved[list(traffic.Case._fields)].itertuples(index=False)} \
-        == set(traffic.CASES)
-    assert (moved["moved_ratio"] >= 1).all()
-    twice = moved[(moved["operator"] == "attend") & (moved["block_tokens"] == 64) & (moved["listed_count"] == 64)
-                  & (moved["dtype"] == "fp16")].drop_duplicates("group_count").set_index("group_count")["moved_ratio"]
-    assert twice[20] > 1.9 and twice[4] < 1.2
+    found = compiling.moved()
+    assert {moved.Case(*row) for row in found[list(moved.Case._fields)].itertuples(index=False)} == set(moved.CASES)
+    assert (found["moved_ratio"] >= 1).all()
+    same = found[(found["operator"] == "attend") & (found["block_tokens"] == 64) & (found["dtype"] == "fp16")]
+    by_group = same.drop_duplicates("group_count").set_index("group_count")["moved_ratio"]
+    assert by_group[20] > 1.9 and by_group[4] < 1.2
 
 
 def test_a_changed_recording_is_refused(monkeypatch, tmp_path):
@@ -103,7 +102,7 @@ def test_a_changed_recording_is_refused(monkeypatch, tmp_path):
 
 def test_tables_of_something_else_are_not_recorded(tmp_path):
     results.write(pd.DataFrame({"m": ["x"], "origin": ["measured"]}), tmp_path / "a.csv")
-    with pytest.raises(ValueError, match="allowed: tables of aot and one of traffic"):
+    with pytest.raises(ValueError, match="allowed: tables of aot and one of moved"):
         compiling.record([tmp_path / "a.csv"])
 
 

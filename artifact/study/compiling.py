@@ -3,7 +3,7 @@ moves, and times on GPUs, recorded or published.
 
 Compiling needs no GPU, but the whole matrix takes an hour, so its table is recorded in data/recorded/kernels and a part
 of it is compiled again in every run. `python -m artifact.study.compiling FILE.csv ...` records tables anew: those of
-`python -m artifact.kernels.aot --full`, and one of `python -m artifact.kernels.traffic`. Times of a GPU, as
+`python -m artifact.kernels.aot --full`, and one of `python -m artifact.kernels.moved`. Times of a GPU, as
 `python -m artifact.kernels.timing` writes them, are read from data/stage_times/kernels*.csv when there are some.
 """
 
@@ -19,7 +19,7 @@ from artifact.study import bench, paths, printed, results
 from artifact.study import run as runs
 from artifact.study.scale import Scale
 
-COMPILED, TRAFFIC = "compiled.csv", "traffic.csv"
+COMPILED, MOVED = "compiled.csv", "moved.csv"
 NVIDIA = ("sm80", "sm90", "sm100")
 TYPICAL = {"dim_count": 128, "block_tokens": 64, "group_count": 4}  # the shape whose instructions are shown
 MIX = {"tensor core": "mma_count", "multiply-add": "fma_count", "exp2 and the like": "special_count",
@@ -34,30 +34,30 @@ SLOWER, COPY, LINEAR = 1.0, 0.7, 0.98  # bounds: of FlashInfer's time, of copy b
 
 
 def recorded(name: str) -> pd.DataFrame:
-    """A recorded table, `COMPILED` or `TRAFFIC`; ValueError when it is missing or changed after it was recorded."""
+    """A recorded table, `COMPILED` or `MOVED`; ValueError when it is missing or changed after it was recorded."""
     folder = paths.data_dir() / "recorded" / "kernels"
     results.trusted(folder)
     return _read(folder / name)
 
 
 def record(tables: Sequence[str | Path]) -> list[str]:
-    """Keeps tables of `aot` (merged) and of `traffic` in data/recorded/kernels; returns the names written."""
+    """Keeps tables of `aot` (merged) and of `moved` in data/recorded/kernels; returns the names written."""
     folder, frames = paths.data_dir() / "recorded" / "kernels", [_read(Path(path)) for path in tables]
     compiled = [frame.rename(columns=_NAMES) for frame in frames if "kernel" in frame]
     moved = [frame for frame in frames if "read_bytes" in frame]
     if not compiled or len(moved) != 1 or len(compiled) + len(moved) != len(frames):
-        raise ValueError(f"tables are {', '.join(map(str, tables))}; allowed: tables of aot and one of traffic")
+        raise ValueError(f"tables are {', '.join(map(str, tables))}; allowed: tables of aot and one of moved")
     keys = [*CASE, "kernel", "target", "triton"]
     whole = pd.concat(compiled, ignore_index=True).drop_duplicates(keys).sort_values(keys, kind="stable")
     for column in whole.columns:
         if column.endswith(("_count", "_bytes", "_tokens")):
             whole[column] = whole[column].astype("Int64")
     results.write(whole.assign(origin="recorded"), folder / COMPILED)
-    results.write(moved[0].assign(origin="recorded"), folder / TRAFFIC)
-    results.write_manifest(folder, [COMPILED, TRAFFIC], origin="recorded",
-                           commands=["python -m artifact.kernels.aot --full", "python -m artifact.kernels.traffic"],
+    results.write(moved[0].assign(origin="recorded"), folder / MOVED)
+    results.write_manifest(folder, [COMPILED, MOVED], origin="recorded",
+                           commands=["python -m artifact.kernels.aot --full", "python -m artifact.kernels.moved"],
                            triton=sorted(whole["triton"].unique()), **runs.facts())
-    return [COMPILED, TRAFFIC]
+    return [COMPILED, MOVED]
 
 
 def compile_again(size: Scale) -> pd.DataFrame:
@@ -135,9 +135,9 @@ def instructions(table: pd.DataFrame, target: str = "sm90") -> pd.DataFrame:
     return pd.DataFrame(rows).assign(origin="recorded")
 
 
-def traffic() -> pd.DataFrame:
+def moved() -> pd.DataFrame:
     """The recorded bytes of each case beside the fewest possible."""
-    found = recorded(TRAFFIC)
+    found = recorded(MOVED)
     return found.assign(moved_ratio=(found["read_bytes"] + found["written_bytes"]) / found["fewest_bytes"])
 
 

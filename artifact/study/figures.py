@@ -590,8 +590,8 @@ FIGURES: dict[str, Plot] = {
         "Stacked horizontal bars, one for each kernel and type: tensor core, multiply-add, special, global memory, "
         "shared memory, other.",
         ("kernel", "dtype", "target", "kind", "instructions_count", "instructions_frac")),
-    "traffic": Plot(
-        kernel_figures.traffic, "04_kernels", "traffic.csv",
+    "moved": Plot(
+        kernel_figures.moved, "04_kernels", "moved.csv",
         "The bytes that each operator asks memory for, relative to the fewest that any implementation must move. What "
         "attention moves beyond them are the partial states of a list that is split.",
         "Horizontal bars with their numbers, one for each operator and shape, most a little longer than a dashed line "

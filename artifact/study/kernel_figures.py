@@ -91,7 +91,7 @@ def instructions(frame: pd.DataFrame) -> go.Figure:
                       of=f"for {frame['target'].iloc[0]}, 128 channels, blocks of 64 tokens, 4 query heads a KV head; ")
 
 
-def traffic(frame: pd.DataFrame) -> go.Figure:
+def moved(frame: pd.DataFrame) -> go.Figure:
     """Bytes that each operator moves, relative to the fewest that any could."""
     frame = frame.sort_values(["operator", "dtype", "group_count", "block_tokens", "missed_count", "listed_count"],
                               kind="stable").drop_duplicates(["operator", "dtype", "group_count", "block_tokens",

@@ -2,7 +2,7 @@
 
 Every lane of a load or store that is not masked counts with its size, be it served by memory or by a cache. So a number
 read once counts once, and one that several programs or steps read counts as often. Needs TRITON_INTERPRET=1, set before
-triton is imported; `python -m artifact.kernels.traffic` sets it and prints the table as CSV.
+triton is imported; `python -m artifact.kernels.moved` sets it and prints the table as CSV.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def _call(case):
 
 def main(arguments=None):
     """The table as CSV on stdout."""
-    parser = argparse.ArgumentParser(prog="python -m artifact.kernels.traffic", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m artifact.kernels.moved", description=main.__doc__)
     parser.add_argument("--short", action="store_true", help="two cases instead of all, in seconds")
     asked = parser.parse_args(arguments)
     os.environ["TRITON_INTERPRET"] = "1"
