@@ -290,44 +290,58 @@ def faults(row):
 
 def rows(cases, targets=tuple(TARGETS), workers=1):
     """Dicts of Case and Compiled: each launch of each case on each target, as they are done."""
-    if workers == 1:
-        done = {}
-        for case in cases:
-            yield from _rows(case, targets, done)
-        return
     # cases that differ in the group alone have mostly the same code: together in one process it is compiled once
     shares = [list(share) for _, share in itertools.groupby(cases, key=lambda case: case._replace(group=0))]
+    if workers == 1:
+        done = {}
+        for share in shares:
+            yield from _share(share, targets, done)
+        return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for share in as_completed([pool.submit(_share, share, targets) for share in shares]):
             yield from share.result()
 
 
-def _share(cases, targets):
-    done = {}
-    return [row for case in cases for row in _rows(case, targets, done)]
-
-
-def _rows(case, targets, done):
-    found = [{**case._asdict(), **compiled._asdict()} for target in targets for compiled in measure(case, target, done)]
+def _share(cases, targets, done=None):
+    done = {} if done is None else done
+    found = [{**case._asdict(), **compiled._asdict()}
+             for case in cases for target in targets for compiled in measure(case, target, done)]
     return [{**row, "faults": "; ".join(faults(row)), "triton": triton.__version__, "origin": "measured"}
             for row in found]
+
+
+def left(cases, targets, file):
+    """For each target the cases that a table does not hold with this Triton; all when there is no such file.
+
+    A case whose last row was cut off, as by a run that was stopped, counts as held when its first one is there.
+    """
+    with contextlib.suppress(FileNotFoundError), open(file, newline="") as table:
+        held = {(row["target"], row["triton"], *(row[name] for name in Case._fields)) for row in csv.DictReader(table)}
+        return {target: [case for case in cases if (target, triton.__version__, *map(str, case)) not in held]
+                for target in targets}
+    return dict.fromkeys(targets, cases)
 
 
 COLUMNS = *Case._fields, *Compiled._fields, "faults", "triton", "origin"
 
 
 def main(arguments=None):
-    """The table of the short list or, with --full, of the whole matrix, as CSV on stdout."""
+    """The table of the short list or, with --full, of the whole matrix, as CSV."""
     parser = argparse.ArgumentParser(prog="python -m artifact.kernels.aot", description=main.__doc__)
     parser.add_argument("--full", action="store_true", help="the whole matrix; an hour of one core")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), help="all unless given")
     parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--out", help="a file to which what it does not hold yet is added; stdout when not given")
     asked = parser.parse_args(arguments)
-    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in rows(every() if asked.full else SHORT, asked.targets, asked.workers):
-        writer.writerow(row)
-        sys.stdout.flush()
+    wanted = left(list(every()) if asked.full else list(SHORT), asked.targets, asked.out or "")
+    with open(asked.out, "a", newline="") if asked.out else contextlib.nullcontext(sys.stdout) as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if not asked.out or not file.tell():
+            writer.writeheader()
+        for target, cases in wanted.items():
+            for row in rows(cases, [target], asked.workers):
+                writer.writerow(row)
+                file.flush()
 
 
 if __name__ == "__main__":

@@ -84,6 +84,28 @@ def test_the_short_list_is_of_the_matrix():
         assert {getattr(case, name) for case in aot.SHORT} >= {getattr(case, name) for case in every} - {3, 5, 4}
 
 
+def test_a_table_that_was_begun_is_continued(tmp_path, monkeypatch):
+    asked, shapes = [], aot.SHORT[:3]
+
+    def compiled(case, target, done):
+        asked.append((case, target))
+        return [aot.Compiled("attend_blocks", target, 16, 4, 3, error="RuntimeError: not compiled in this test")]
+
+    monkeypatch.setattr(aot, "measure", compiled)
+    monkeypatch.setattr(aot, "SHORT", shapes[:1])
+    out = str(tmp_path / "table.csv")
+    aot.main(["--targets", "sm80", "--out", out])
+    monkeypatch.setattr(aot, "SHORT", shapes)
+    aot.main(["--targets", "sm80", "sm90", "--out", out])
+    assert asked == [(shapes[0], "sm80"), (shapes[1], "sm80"), (shapes[2], "sm80"),
+                     *((case, "sm90") for case in shapes)]
+    with open(out) as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6 and {row["faults"] for row in rows} == {"does not compile"}
+    aot.main(["--targets", "sm80", "sm90", "--out", out])
+    assert len(asked) == 6
+
+
 @pytest.mark.slow
 def test_the_short_list_compiles_with_the_oldest_triton(root, tmp_path):
     folder = root / ".venv" / "triton-3.6.0"

@@ -93,9 +93,10 @@ def instructions(frame: pd.DataFrame) -> go.Figure:
 
 def moved(frame: pd.DataFrame) -> go.Figure:
     """Bytes that each operator moves, relative to the fewest that any could."""
-    frame = frame.sort_values(["operator", "dtype", "group_count", "block_tokens", "missed_count", "listed_count"],
-                              kind="stable").drop_duplicates(["operator", "dtype", "group_count", "block_tokens",
-                                                              "missed_count", "listed_count"])
+    shape = ["operator", "dtype", "group_count", "block_tokens", "missed_count", "listed_count"]
+    whole = frame.sort_values(shape, kind="stable").drop_duplicates(shape)
+    frame = whole[(whole["operator"] != "repair") | (whole["missed_count"] > 0)]
+    nothing = whole.drop(frame.index)
     names = [_case(row) for _, row in frame.iterrows()]
     figure = style.sheet("Bytes moved against the fewest possible", 210 + 27 * len(names), left=370)
     y = list(range(len(names)))
@@ -109,7 +110,9 @@ def moved(frame: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text="bytes asked for / fewest possible (ratio)", range=[0, 1.1 * longest])
     figure.update_yaxes(tickvals=y, ticktext=names, range=[len(names) - 0.5, -0.5], showgrid=False, ticks="",
                         tickfont={"size": 15})
-    return style.note(figure, frame, "each lane's loads and stores counted while the kernels are interpreted")
+    idle = "".join(f"; a repair of nothing moves {row['moved_ratio'] * row['fewest_bytes'] / 1024:.0f} KiB, of a list of "
+                   f"{row['listed_count']}" for _, row in nothing.iterrows())
+    return style.note(figure, whole, f"each lane's loads and stores counted while the kernels are interpreted{idle}")
 
 
 def table3(frame: pd.DataFrame) -> go.Figure:
