@@ -110,8 +110,8 @@ def moved(frame: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text="bytes asked for / fewest possible (ratio)", range=[0, 1.1 * longest])
     figure.update_yaxes(tickvals=y, ticktext=names, range=[len(names) - 0.5, -0.5], showgrid=False, ticks="",
                         tickfont={"size": 15})
-    idle = "".join(f"; a repair of nothing moves {row['moved_ratio'] * row['fewest_bytes'] / 1024:.0f} KiB, of a list of "
-                   f"{row['listed_count']}" for _, row in nothing.iterrows())
+    idle = "".join(f"; a repair of none of {row['listed_count']} blocks moves "
+                   f"{row['moved_ratio'] * row['fewest_bytes'] / 1024:.0f} KiB" for _, row in nothing.iterrows())
     return style.note(figure, whole, f"each lane's loads and stores counted while the kernels are interpreted{idle}")
 
 
