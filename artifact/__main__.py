@@ -586,10 +586,13 @@ def predictor_(as_json: bool) -> None:
 @bench.command()
 @click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
 def kernels(as_json: bool) -> None:
-    """Attention over listed blocks and its repair, one core, against a sum of the same numbers and against torch."""
+    """Attention over listed blocks and its repair: one core, against a sum of the same numbers and against torch; on a
+    machine with a GPU there, against FlashInfer."""
+    import torch
+
     from artifact.study import bench as benches
 
-    _print_bench(benches.kernels(), as_json)
+    _print_bench(benches.gpu_kernels() if torch.cuda.is_available() else benches.kernels(), as_json)
 
 
 def _print_bench(frame, as_json):

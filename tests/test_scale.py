@@ -15,6 +15,9 @@ trace_requests: 50
 sample_requests: 20
 prediction_prompts: 2
 prediction_layers: 2
+compiled_cases: 1
+kernel_tokens: 4096
+kernel_rounds: 2
 """
 
 

@@ -74,7 +74,7 @@ def test_the_other_tables_are_the_papers(golden):
     assert two["speedup_ratio"].tolist() == eight[(eight["method"] == "infllm") & (eight["model"] == "GLM-4-9B-1M")][
         "speedup_ratio"].tolist()
     three = facts["table3_kernel_speedup_vs_flashinfer_bsr"]["rows"]
-    assert printed.kernel()["speedup_ratio"].tolist() == [value for line in three.values() for value in line]
+    assert printed.kernels()["speedup_ratio"].tolist() == [value for line in three.values() for value in line]
     six, cells = printed.utilization("6"), facts["table6_batch_utilization_pct"]
     for part, column in (("SM", "sm_frac"), ("L2", "l2_frac"), ("DRAM", "dram_frac")):
         assert six[column].tolist() == pytest.approx(

@@ -247,6 +247,24 @@ def kernels(*, tokens=65536, listed=64, missed=7, sets=10, rounds=60):
     return _frame(out)
 
 
+def gpu_kernels(place=None, tiny=False):
+    """Attention and its repair on this machine's GPU beside FlashInfer, as `artifact.kernels.timing` times them.
+
+    `place`, `tiny`: a `timing.Dry` and its shapes instead. -> frame: measure, value, unit, origin `measured`, of all
+    that was timed. ValueError when a side differs from the reference's.
+    """
+    from artifact.kernels import timing
+
+    found = []
+    for row in timing.rows(timing.Gpu() if place is None else place, timing.cases(tiny)):
+        shape = f"{row['listed_count']} blocks of {row['block_tokens']}, {row['kv_heads_count']} KV heads"
+        missed = "" if row["missed_count"] is None else f", {row['missed_count']} missed"
+        case = f"{row['study']}, batch {row['batch_count']}, {shape}{missed}"
+        if row["time_us"] is not None:
+            found.append((f"{case}: {row['side']}, {row['method']}", row["time_us"], "us"))
+    return _frame(found)
+
+
 def _agree(what, ours, truth):
     """ValueError unless `ours` is `truth` within 3e-6 of its largest number."""
     for part, own, right in zip(("out", "lse"), ours, truth, strict=True):

@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.pim import geometry
-from artifact.study import cycle_figures, latency_figures, prr_figures, schematics, style
+from artifact.study import cycle_figures, kernel_figures, latency_figures, prr_figures, schematics, style
 from artifact.study.style import INK, POLICIES, QUIET, SIZE, SMALL, WASH
 
 BLOCK_TOKENS = 16  # vLLM v0.2.7's default block, at which workloads and policies are compared
@@ -23,7 +23,8 @@ MAPS = {"host-cacheline": "cachelines interleaved", "host-centric": "rows interl
 STUDY_MAP = "host-cacheline"
 _WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
           "prompt", "profile", "per", "stage", "stream", "way", "baseline", "table", "chosen", "benchmark", "preset",
-          "pattern", "charged")  # columns of text; all others that are drawn are numbers
+          "pattern", "charged", "kernel", "dtype", "target", "triton", "operator", "study",
+          "against")  # columns of text; all others that are drawn are numbers
 
 
 class Plot(NamedTuple):
@@ -683,4 +684,34 @@ FIGURES: dict[str, Plot] = {
         "Two line charts of the gain of each allocator, solid in cycles and dotted analytic: nearly flat over sequence "
         "length, rising over the steps of the run until it settles; random lies below one.",
         ("allocator", "length_tokens", "step", "way", "gain_mean_ratio")),
+    "compiled": Plot(
+        kernel_figures.compiled, "04_kernels", "compiled.csv",
+        "Registers of a thread and dynamic shared memory of a program of the attention kernel, for every head size and "
+        "type on each target. Above the dashed lines a kernel would spill, or not start.",
+        "Two rows of small panels, a column for each target: registers above and shared memory below, by head size, a "
+        "mark for each type, with a dashed line for the most there is.",
+        ("kernel", "dtype", "target", "triton", "dim_count", "registers_count_min", "registers_count_max",
+         "shared_bytes_max", "spills_bytes_max")),
+    "instructions": Plot(
+        kernel_figures.instructions, "04_kernels", "instructions.csv",
+        "What the instructions of each kernel are. Half-precision attention multiplies on tensor cores, float32 with "
+        "multiply-adds. Most of the rest is addresses and masks.",
+        "Stacked horizontal bars, one for each kernel and type: tensor core, multiply-add, special, global memory, "
+        "shared memory, other.",
+        ("kernel", "dtype", "target", "kind", "instructions_count", "instructions_frac")),
+    "moved": Plot(
+        kernel_figures.moved, "04_kernels", "moved.csv",
+        "The bytes that each operator asks memory for, relative to the fewest that any implementation must move. What "
+        "attention moves beyond them are the partial states of a list that is split.",
+        "Horizontal bars with their numbers, one for each operator and shape, most a little longer than a dashed line "
+        "at one; attention with more query heads than a program takes is twice as long.",
+        ("operator", "dtype", "block_tokens", "listed_count", "group_count", "missed_count", "moved_ratio",
+         "fewest_bytes")),
+    "table3": Plot(
+        kernel_figures.table3, "04_kernels", "gpu.timing.csv",
+        "How much faster than FlashInfer's block-sparse attention the paper's kernel is, by budget and block size "
+        "(its Table 3), and ours on GPUs whose times are recorded.",
+        "Line chart: hollow marks rise from about one at the smallest budget to nearly four at the largest, nearly "
+        "alike for all block sizes.",
+        ("study", "against", "block_tokens", "budget_tokens", "speedup_ratio"), True),
 }

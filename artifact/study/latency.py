@@ -224,7 +224,7 @@ def speedup_means() -> pd.DataFrame:
     Table 2, over its benchmarks; Table 3, over all of its cells (stage "kernel")."""
     cells = printed.cells(printed.speedups()).assign(of="all")
     two = printed.cells(printed.speedups(2)).assign(of="GLM-4-9B-1M")
-    kernel = printed.kernel().assign(method="both", stage="kernel", of="all")
+    kernel = printed.kernels().assign(method="both", stage="kernel", of="all")
     groups = pd.concat([cells, two, kernel]).groupby(["method", "of", "stage"], sort=False)["speedup_ratio"]
     return pd.DataFrame({"cells_count": groups.size(), "mean_ratio": groups.mean(), "lowest_ratio": groups.min(),
                          "highest_ratio": groups.max()}).reset_index().rename(columns={"of": "model"}) \
@@ -249,8 +249,8 @@ def table8(table: int = 8) -> pd.DataFrame:
 
 def table3() -> pd.DataFrame:
     """Table 3 as printed: a row per block size, a column per token budget, and the mean of each row."""
-    found = printed.kernel()
-    wide = found.pivot(index="page_tokens", columns="budget_tokens", values="speedup_ratio")
+    found = printed.kernels()
+    wide = found.pivot(index="block_tokens", columns="budget_tokens", values="speedup_ratio")
     wide.columns = [f"{budget} tokens" for budget in wide.columns]
     return wide.assign(mean_ratio=wide.mean(axis=1)).reset_index().assign(origin="published")
 

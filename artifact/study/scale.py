@@ -31,6 +31,9 @@ class Scale(BaseModel):
     controller_commands: PositiveInt = Field(description="commands of a pattern")
     prediction_prompts: PositiveInt = Field(description="the first so many of the recorded decode traces")
     prediction_layers: PositiveInt = Field(description="the first so many of a trace's layers")
+    compiled_cases: PositiveInt = Field(description="the first so many kernels of the short list compiled again")
+    kernel_tokens: PositiveInt = Field(description="tokens of the cache that attention on the CPU is timed with")
+    kernel_rounds: PositiveInt = Field(description="rounds of each such timing")
 
 
 def load(name: str, folder: Path | None = None) -> Scale:
