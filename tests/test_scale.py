@@ -18,6 +18,11 @@ prediction_layers: 2
 compiled_cases: 1
 kernel_tokens: 4096
 kernel_rounds: 2
+fidelity_prompt_tokens: 1024
+fidelity_tokens: 0
+fidelity_passages: 1
+fidelity_needle_tokens: 1024
+fidelity_needles: 0
 """
 
 

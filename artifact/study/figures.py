@@ -12,7 +12,15 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.pim import geometry
-from artifact.study import cycle_figures, kernel_figures, latency_figures, prr_figures, schematics, style
+from artifact.study import (
+    cycle_figures,
+    fidelity_figures,
+    kernel_figures,
+    latency_figures,
+    prr_figures,
+    schematics,
+    style,
+)
 from artifact.study.style import INK, POLICIES, QUIET, SIZE, SMALL, WASH
 
 BLOCK_TOKENS = 16  # vLLM v0.2.7's default block, at which workloads and policies are compared
@@ -23,8 +31,8 @@ MAPS = {"host-cacheline": "cachelines interleaved", "host-centric": "rows interl
 STUDY_MAP = "host-cacheline"
 _WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
           "prompt", "profile", "per", "stage", "stream", "way", "baseline", "table", "chosen", "benchmark", "preset",
-          "pattern", "charged", "kernel", "dtype", "target", "triton", "operator", "study",
-          "against")  # columns of text; all others that are drawn are numbers
+          "pattern", "charged", "kernel", "dtype", "target", "triton", "operator", "study", "against", "mode",
+          "text")  # columns of text; all others that are drawn are numbers
 
 
 class Plot(NamedTuple):
@@ -714,4 +722,28 @@ FIGURES: dict[str, Plot] = {
         "Line chart: hollow marks rise from about one at the smallest budget to nearly four at the largest, nearly "
         "alike for all block sizes.",
         ("study", "against", "block_tokens", "budget_tokens", "speedup_ratio"), True),
+    "likelihood": Plot(
+        fidelity_figures.likelihood, "07_fidelity", "nll.csv",
+        "Negative log-likelihood of the same tokens in every mode: left over dense attention, right over DSA with the "
+        "same method and budget. PRR's exact mode is DSA; the union comes closer to dense attention, the more so the "
+        "more was predicted.",
+        "Dot plots with intervals, a panel for each method and budget: DSA lies right of dense attention, the unions "
+        "left of DSA as their size grows, exact on the line of DSA.",
+        ("text", "mode", "predicted_ratio", "method", "page_tokens", "budget_frac", "over_dense_nats",
+         "over_dense_nats_min", "over_dense_nats_max", "over_dsa_nats", "over_dsa_nats_min", "over_dsa_nats_max",
+         "scored_tokens", "prompt_tokens")),
+    "errors": Plot(
+        fidelity_figures.errors, "07_fidelity", "errors.csv",
+        "The error that each mode makes in a layer's attention output, against dense attention of the same inputs. "
+        "Some layers need nearly all of the context and some only a little of it.",
+        "Four line charts over layers on a logarithmic axis, median above and 95th percentile below: DSA and reuse "
+        "lie together, unions lower the more they predict, exact on DSA.",
+        ("mode", "predicted_ratio", "method", "page_tokens", "budget_frac", "layer", "error_frac_p50",
+         "error_frac_p95")),
+    "needles": Plot(
+        fidelity_figures.needles, "07_fidelity", "found.csv",
+        "How many of the facts hidden in a long text the model still finds when its attention is restricted.",
+        "Dot plots with intervals, a panel for each method and budget, and a dashed line for dense attention.",
+        ("mode", "predicted_ratio", "method", "page_tokens", "budget_frac", "found_frac", "found_frac_min",
+         "found_frac_max", "found_count", "prompts_count", "prompt_tokens")),
 }

@@ -16,7 +16,7 @@ import pandas as pd
 ORIGINS = ("measured", "recorded", "simulated", "modelled", "published")
 UNITS = {  # suffix -> as people write it
     "us": "µs", "ns": "ns", "ms": "ms", "cycles": "cycles", "bytes": "bytes", "tokens": "tokens", "gbps": "GB/s",
-    "gflops": "GFLOP/s", "frac": "fraction", "count": "count", "ratio": "ratio",
+    "gflops": "GFLOP/s", "frac": "fraction", "count": "count", "ratio": "ratio", "nats": "nats",
 }
 SETTINGS = (  # numbers that need no unit: what was asked for, and which one it is
     "seed", "headroom", "watermark", "max_batch", "arrival_rate", "window", "kv_shards", "spec_width", "spec_depth",

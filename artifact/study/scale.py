@@ -34,6 +34,11 @@ class Scale(BaseModel):
     compiled_cases: PositiveInt = Field(description="the first so many kernels of the short list compiled again")
     kernel_tokens: PositiveInt = Field(description="tokens of the cache that attention on the CPU is timed with")
     kernel_rounds: PositiveInt = Field(description="rounds of each such timing")
+    fidelity_prompt_tokens: PositiveInt = Field(description="prompt of a passage whose continuation is scored")
+    fidelity_tokens: NonNegativeInt = Field(description="tokens scored of each passage; 0: our recorded run is shown")
+    fidelity_passages: PositiveInt = Field(description="passages, from the texts in turn")
+    fidelity_needle_tokens: PositiveInt = Field(description="length of a prompt that hides a fact")
+    fidelity_needles: NonNegativeInt = Field(description="such prompts; 0: our recorded run is shown")
 
 
 def load(name: str, folder: Path | None = None) -> Scale:

@@ -38,9 +38,17 @@ PREDICTORS = {  # how a page writes "calibrated" is in SAID
     "oracle": Look("#222222", "cross", "+"),
 }
 METHODS = {"quest": Look("#0072B2", "circle", ""), "infllm": Look("#009E73", "square", "/")}
-LOOKS = POLICIES | PREDICTORS | METHODS
+MODES = {  # of attention
+    "dense": Look("#222222", "cross", "+"),
+    "dsa": Look("#0072B2", "circle", ""),
+    "reuse": Look("#009E73", "triangle-up", "."),
+    "union": Look("#D55E00", "square", "/"),
+    "exact": Look("#CC79A7", "diamond", "\\"),
+}
+LOOKS = POLICIES | PREDICTORS | METHODS | MODES
 SAID = {"calibrated": "EMA, calibrated", "no trend": "EMA, no trend", "fixed theta": "EMA, fixed θ",
-        "quest": "Quest", "infllm": "InfLLM-v2"}
+        "quest": "Quest", "infllm": "InfLLM-v2", "dsa": "DSA", "reuse": "reuse, no repair", "union": "PRR, union",
+        "exact": "PRR, exact"}
 INK, QUIET, FAINT, WASH = "#222222", "#5A5A5A", "#DDDDDD", "#F1F1F1"
 WIDTH, LEFT, RIGHT, BOTTOM = 940, 110, 30, 128  # px; as wide as a notebook is beside its file browser
 TITLE, STRIP = 66, 34  # px; the title's height, and that of a legend or of panel headings below it
