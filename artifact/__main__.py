@@ -337,8 +337,40 @@ def sweep_(name: str, scale_name: str, workers: int, out: str | None, keep: str 
 
 
 @cli.group()
+def pim() -> None:
+    """The memory: what a stream of in-memory attention commands takes, cycle by cycle."""
+
+
+@pim.command()
+@click.argument("trace", required=False, type=click.Path(dir_okay=False), metavar="[TRACE]")
+@click.option("--pattern", help="Instead of a file: same_row, new_row, every8, rand0.75, kv4, paged6 …")
+@click.option("--block-table", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Instead of a file: JSON {seq_len, table, block_tokens (16)}.")
+@click.option("--preset", default="HBM3_5.2Gbps", help="Timing; an unknown one lists them all.")
+@click.option("--refresh", default="on", help="on or off")
+@click.option("--quirks", default="on", help="on: AttAcc's behaviour; off: what its table of constraints says")
+@click.option("--commands", type=int, default=1000, help="of the pattern, counted as all-bank ones")
+@click.option("--seed", type=int, default=0, help="of the pattern")
+@click.option("--mode", default="AB", help="of the pattern: AB, SB, PB, SBr, PBr or AB1SB")
+@click.option("--barrier", type=int, default=0, help="of the pattern: one after so many commands; 0: none")
+@click.option("--split", is_flag=True, help="of the pattern: its upper half of the rows in pseudo-channel 1")
+@click.option("--order", default="window", help="of the block table: window, plain, inorder or double")
+@click.option("--export", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the stream for AttAcc.")
+@click.option("--against", help="attacc: run a build of it too; exit code 1 when its cycles differ.")
+@click.option("--simulator", type=click.Path(), metavar="DIR", help="That build.", show_default="ATTACC_DIR")
+@_JSON
+def cycles(as_json: bool, **asked: object) -> int:
+    """Cycles, row hits, activations and refreshes of a stream of commands: a TRACE in AttAcc's format, or made here."""
+    from artifact.study import cycles as study
+
+    found = study.answer(**asked)
+    _print(found, as_json)
+    return int(found.get("equal") is False)
+
+
+@cli.group()
 def prr() -> None:
-    """PRR: traces of a model's decoding, what its predictor covers, its calibration."""
+    """PRR: decode traces, what its predictor covers, its calibration; how much to speculate on and what that saves."""
 
 
 @prr.command()
@@ -446,6 +478,77 @@ def calibrate(traces: tuple, ratio: float, rows: int | None, as_json: bool, **as
                                   "worst_objective_frac", "coverage_frac", "best_coverage_frac"]))
 
 
+def _stages_options(command):
+    """The stage times that `prr budget` and `prr timeline` start from."""
+    for option in reversed((
+        click.option("--stages", "source", default="figure2b", metavar="NAME",
+                     help="A file of data/stage_times by name, or a CSV's path."),
+        click.option("--method", default="quest", help="quest or infllm"),
+        click.option("--kernel", type=float, show_default="mean of the paper's Table 3",
+                     help="Where speculation was not timed: how many times faster than attention it is."),
+        click.option("--fixed", type=float, default=0.0,
+                     help="... and the share of its time that the number of blocks does not change."),
+    )):
+        command = option(command)
+    return command
+
+
+@prr.command("budget")
+@_stages_options
+@click.option("--context", "contexts", type=int, multiple=True, show_default="all that were timed",
+              help="Tokens; may be given more than once.")
+@click.option("--far", is_flag=True, help="Also more than twice past the longest context that was timed.")
+@click.option("--device", help="Refuse stage times of another device ...")
+@click.option("--model", help="... of another model ...")
+@click.option("--page", "page_tokens", type=int, help="... of other tokens per block ...")
+@click.option("--budget", "budget_count", type=int, help="... of another number of blocks attended to.")
+@_JSON
+def budget_(source: str, method: str, contexts: tuple, as_json: bool, **asked: object) -> None:
+    """How many blocks to speculate on, |P| / |A| by context: the largest whose attention fits into selection.
+
+    At contexts that were timed from the times themselves, elsewhere from polynomials; their degree is the one that
+    predicts left-out points best. beyond: the context is longer than any that was timed.
+    """
+    from artifact.study import latency, tables
+
+    said, deltas, tried = latency.budget_of(source, method, contexts, **asked)
+    if as_json:
+        _print_json(**said, deltas=deltas, degrees=tried)
+        return
+    _print(said, as_json)
+    click.echo(tables.text(deltas, list(deltas[0])))
+    click.echo(tables.text(tried, list(tried[0])))
+
+
+@prr.command("timeline")
+@_stages_options
+@click.option("--context", type=int, default=131072, help="Tokens; one that was timed.")
+@click.option("--ratio", type=float, show_default="the budget's", help="Blocks predicted / blocks selected.")
+@click.option("--coverage", type=float, show_default="Table 7's, GLM-4-9B", help="Share of the selected predicted.")
+@click.option("--contention", metavar="SELECTION,SPECULATION", default="0,0",
+              help="How much longer each takes while the other runs: 0.2 is a fifth.")
+@_JSON
+def timeline_(source: str, method: str, context: int, contention: str, as_json: bool, **asked: object) -> None:
+    """What overlaps what in a decode step, how long it takes in every way to run it, and what is the least.
+
+    serial: select, then attend. fast: the same with the faster kernel. reuse: attend to the prediction alone.
+    recompute: all again when anything was missed. repair: PRR.
+    """
+    from artifact.study import latency, tables
+
+    try:
+        first, second = (float(number) for number in contention.split(","))
+    except ValueError:
+        raise ValueError(f"contention is {contention!r}; allowed: two numbers, as 0.2,0.1") from None
+    said, ways, events = latency.timeline_of(source, method, context, slower=(first, second), **asked)
+    if as_json:
+        _print_json(**said, ways=ways, events=events)
+        return
+    _print(said, as_json)
+    click.echo(tables.text(ways, list(ways[0])))
+    click.echo(tables.text(events, list(events[0])))
+
+
 @cli.group()
 def bench() -> None:
     """Ratios of speed, each after a check that both sides agree."""
@@ -454,10 +557,12 @@ def bench() -> None:
 @bench.command()
 @click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
 def simulator(as_json: bool) -> None:
-    """Counting commands against an oracle, one cell as a command, all published cells."""
+    """Counting commands against an oracle, one cell as a command, all published cells; the cycle-level controller."""
+    import pandas as pd
+
     from artifact.study import bench as benches
 
-    _print_bench(benches.simulator(), as_json)
+    _print_bench(pd.concat([benches.simulator(), benches.cycle_level()]), as_json)
 
 
 @bench.command()
@@ -481,10 +586,13 @@ def predictor_(as_json: bool) -> None:
 @bench.command()
 @click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
 def kernels(as_json: bool) -> None:
-    """Attention over listed blocks and its repair, one core, against a sum of the same numbers and against torch."""
+    """Attention over listed blocks and its repair: one core, against a sum of the same numbers and against torch; on a
+    machine with a GPU there, against FlashInfer."""
+    import torch
+
     from artifact.study import bench as benches
 
-    _print_bench(benches.kernels(), as_json)
+    _print_bench(benches.gpu_kernels() if torch.cuda.is_available() else benches.kernels(), as_json)
 
 
 def _print_bench(frame, as_json):

@@ -3,11 +3,16 @@
 Each is a ValueError of one line with the name, what it is and what is allowed. Loads neither torch nor Numba.
 """
 
+import functools
+
 import numpy as np
 
 CACHED = ("torch.float32", "torch.bfloat16", "torch.float16")
 LANES = 16  # channels that "cpu" takes at a time
 LARGEST_DIM = 256  # that a tile of "triton" has room for
+
+
+_named = functools.cache(str)  # a dtype's name, which torch builds anew each time
 
 
 def shown(array):
@@ -19,17 +24,17 @@ def cache(q, kv, impl):
     """ValueError unless q [B, H, D] and the cache fit each other and `impl`."""
     if q.ndim != 3:
         raise ValueError(f"q is {shown(q)}; allowed: [B, H, D]")
-    batch, heads, dim = q.shape
-    if kv.k.ndim != 4 or kv.k.shape[3] != dim or not kv.k.shape[2] or not dim:
+    (batch, heads, dim), shape = q.shape, kv.k.shape
+    if len(shape) != 4 or shape[3] != dim or not shape[2] or not dim:
         raise ValueError(f"k is {shown(kv.k)}; allowed beside q {shown(q)}: [pages, G, block, {dim}]")
-    if kv.v.shape != kv.k.shape or kv.v.dtype != kv.k.dtype:
+    if kv.v.shape != shape or kv.v.dtype != kv.k.dtype:
         raise ValueError(f"v is {shown(kv.v)}; allowed: shape and dtype of k, {shown(kv.k)}")
-    kv_heads = kv.k.shape[1]
+    kv_heads = shape[1]
     if not kv_heads or heads % kv_heads:
         raise ValueError(f"{heads} query heads over {kv_heads} KV heads; allowed: a multiple of them")
     doubles = ("torch.float64",) if impl == "reference" else ()
     for name, tensor in (("q", q), ("k", kv.k)):
-        if str(tensor.dtype) not in (*CACHED, *doubles):
+        if _named(tensor.dtype) not in CACHED and _named(tensor.dtype) not in doubles:
             raise ValueError(f"{name} is {shown(tensor)}; impl {impl!r} allows float32, bfloat16, float16"
                              + ", float64" * bool(doubles))
     for name, tensor in (("k", kv.k), ("v", kv.v)):
@@ -52,12 +57,11 @@ def lists(q, kv, **blocks):
 def partial(parts, q=None, *, impl):
     """ValueError unless `parts` is attention over some blocks, of `q` or, without it, of several parts."""
     lead = 1 if q is None else 0
-    fits = parts.out.ndim == 3 + lead and tuple(parts.out.shape[:-1]) == tuple(parts.lse.shape)
-    allowed = "[P, B, H, D] and [P, B, H]"
-    if q is not None:
-        fits, allowed = fits and parts.out.shape == q.shape, f"{list(q.shape)} and {list(q.shape[:2])}"
+    shape = parts.out.shape
+    fits = len(shape) == 3 + lead and shape[:-1] == parts.lse.shape and (q is None or shape == q.shape)
     kinds = ("torch.float32", "torch.float64") if impl == "reference" else ("torch.float32",)
-    if not fits or str(parts.out.dtype) not in kinds or parts.lse.dtype != parts.out.dtype:
+    if not fits or _named(parts.out.dtype) not in kinds or parts.lse.dtype != parts.out.dtype:
+        allowed = "[P, B, H, D] and [P, B, H]" if q is None else f"{list(q.shape)} and {list(q.shape[:2])}"
         raise ValueError(f"out is {shown(parts.out)} and lse {shown(parts.lse)}; allowed: float32 {allowed}")
     same_device(out=parts.out, lse=parts.lse, **({} if q is None else {"q": q}))
 
@@ -73,10 +77,12 @@ def mask(keep, parts):
 
 def same_device(**tensors):
     """ValueError unless all tensors lie on the first one's device."""
-    (first, home), *others = tensors.items()
-    for name, tensor in others:
-        if tensor.device != home.device:
-            raise ValueError(f"{name} is on {tensor.device}; allowed: the device of {first}, {home.device}")
+    first, home = None, None
+    for name, tensor in tensors.items():
+        if home is None:
+            first, home = name, tensor.device
+        elif tensor.device != home:
+            raise ValueError(f"{name} is on {tensor.device}; allowed: the device of {first}, {home}")
 
 
 def contents(kv, name="blocks", blocks=None):
@@ -118,7 +124,7 @@ def contents(kv, name="blocks", blocks=None):
 
 def _whole(name, given, *shape):
     """ValueError unless `given` is int32 of a shape, in which a letter stands for any number."""
-    fits = given.ndim == len(shape) and all(n == m or isinstance(n, str)
-                                            for n, m in zip(shape, given.shape, strict=True))
-    if not fits or str(given.dtype) != "torch.int32":
+    found = given.shape
+    fits = len(found) == len(shape) and all(n == m or isinstance(n, str) for n, m in zip(shape, found, strict=True))
+    if not fits or _named(given.dtype) != "torch.int32":
         raise ValueError(f"{name} is {shown(given)}; allowed: int32 [{', '.join(map(str, shape))}]")

@@ -103,6 +103,7 @@ def quest_scores(q, low, high, pages=None, *, group="max", impl="cpu"):
         return reference.quest_scores(q, low, high, pages, group=group)
     from artifact.kernels import cpu
 
+    q, low, high = (_filled(x) for x in (q, low, high))
     heads, count = _heads(q, low.shape[1], mean=group == "mean")
     out = np.empty((q.shape[0], low.shape[1], low.shape[2]), np.float32)
     cpu.quest_scores(heads, count, stored(low), stored(high), pages.numpy(), group == "sum", out)
@@ -287,6 +288,13 @@ def _heads(q, kv_heads, mean=False):
     padded = np.zeros((*grouped.shape[:2], -(-count // 4) * 4, grouped.shape[3]), np.float32)
     padded[:, :, :count] = grouped
     return padded, count
+
+
+def _filled(x):
+    """The channels filled up with zeros to a multiple of `checks.LANES`."""
+    import torch
+
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % checks.LANES)) if x.shape[-1] % checks.LANES else x
 
 
 def stored(tensor):

@@ -7,26 +7,29 @@ What each operator means stands in `reference`.
 import math
 
 import numpy as np
-from numba import njit, types
+from artifact.kernels.lanes_cpu import (
+    HEADS,
+    INDEX,
+    LANES,
+    ROWS,
+    accumulate,
+    ask,
+    compiled,
+    constant,
+    instruction,
+    loaded,
+    over_channels,
+    prefetch,
+    rows_from,
+    slots,
+    store_sums,
+)
+from numba import types
 from numba.core.cgutils import ir
 from numba.extending import intrinsic, overload
 
-# Sums in any order, so that they vectorise. Infinities and NaN keep their rules: they can reach every operator here.
-_FREE = {"reassoc", "contract", "nsz"}
+_PAGES = 64  # whose bounds are made, for all heads, before they are joined: a multiple of all tiles
 _AHEAD_BYTES = 2560  # how far to prefetch; from 2 to 3 KiB was best for float32 and for half precision
-
-
-def compiled(*, fast=False):
-    """njit without the GIL, cached on disk where there is a place for it."""
-
-    def decorate(function):
-        options = {"nogil": True, "fastmath": _FREE if fast else False}
-        try:
-            return njit(cache=True, **options)(function)
-        except RuntimeError:  # no place to write a cache
-            return njit(**options)(function)
-
-    return decorate
 
 
 @intrinsic
@@ -70,22 +73,6 @@ def _bfloat_to_float(context, bits):
     return types.float32(bits), generate
 
 
-@intrinsic
-def _prefetch(context, flat, i):
-    """Asks for the cache line of `flat[i]` in the second level; no harm past the array's end."""
-
-    def generate(context, builder, signature, values):
-        address = builder.gep(context.make_array(signature.args[0])(context, builder, values[0]).data, [values[1]])
-        word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
-        function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(builder.module, kind,
-                                                                                 "llvm.prefetch.p0")
-        builder.call(function, [address, word(0), word(2), word(1)])  # a read, kept in the second level, data
-        return context.get_dummy_value()
-
-    return types.void(flat, types.intp), generate
-
-
 def _wide(x):
     """The float32 of a stored number."""
 
@@ -108,47 +95,41 @@ def total(values):
     return s
 
 
-@compiled(fast=True)
-def _bounds_of_four(q, h, low, high, n, m):
-    """Bounds of pages n and m for the heads h to h + 3; q [heads, D], low and high [N, D]."""
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0)
-    for d in range(q.shape[1]):
-        least, most = _wide(low[n, d]), _wide(high[n, d])
-        lowest, highest = _wide(low[m, d]), _wide(high[m, d])
-        x = q[h, d]
-        a0 += x * (most if x > 0 else least)
-        b0 += x * (highest if x > 0 else lowest)
-        x = q[h + 1, d]
-        a1 += x * (most if x > 0 else least)
-        b1 += x * (highest if x > 0 else lowest)
-        x = q[h + 2, d]
-        a2 += x * (most if x > 0 else least)
-        b2 += x * (highest if x > 0 else lowest)
-        x = q[h + 3, d]
-        a3 += x * (most if x > 0 else least)
-        b3 += x * (highest if x > 0 else lowest)
-    return a0, a1, a2, a3, b0, b1, b2, b3
+def _bounds(heads):
+    """Quest's bounds of `heads` queries and as many pages as fill a tile."""
+
+    @instruction(types.void, None, types.intp, types.intp, None, None, types.intp, types.intp, None, types.intp,
+                 types.intp)
+    def bounds(builder, q, a, dim, low, high, i, last, out, o, width):
+        """out[o + h * width + t] = the bound of query h from q[a] and page t of the next from low[i] and high[i].
+
+        None lies after that at `last`, which is taken instead. Meanwhile asks for pages further on.
+        """
+        count = LANES // heads
+        pages = rows_from(builder, i, dim, last, count)
+        queries = [builder.add(a, builder.mul(INDEX(h), dim)) for h in range(heads)]
+        sums = slots(builder, LANES)
+        bits = 8 * _AHEAD_BYTES, low.dtype.bitwidth
+        for d, channels in over_channels(builder, dim, 16):
+            ahead = builder.add(builder.add(i, INDEX(bits[0] // bits[1])), builder.mul(INDEX(count), d))
+            for c in range(0, count * channels, 512 // bits[1]):
+                ask(builder, low, builder.add(ahead, INDEX(c)))
+                ask(builder, high, builder.add(ahead, INDEX(c)))
+            for c in range(0, channels, LANES):
+                e = builder.add(d, INDEX(c))
+                least = [loaded(builder, low, builder.add(page, e)) for page in pages]
+                most = [loaded(builder, high, builder.add(page, e)) for page in pages]
+                for h, query in enumerate(queries):
+                    x = loaded(builder, q, builder.add(query, e))
+                    up = builder.fcmp_ordered(">", x, constant(0))
+                    for t in range(count):
+                        accumulate(builder, sums[h * count + t], x, builder.select(up, most[t], least[t]))
+        store_sums(builder, sums, out, [builder.add(o, builder.mul(INDEX(h), width)) for h in range(heads)])
+
+    return bounds
 
 
-@compiled(fast=True)
-def _bounds_of_one(q, h, low, high, n, m):
-    """Bounds of pages n and m for head h."""
-    a = b = np.float32(0)
-    for d in range(q.shape[1]):
-        least, most = _wide(low[n, d]), _wide(high[n, d])
-        lowest, highest = _wide(low[m, d]), _wide(high[m, d])
-        x = q[h, d]
-        a += x * (most if x > 0 else least)
-        b += x * (highest if x > 0 else lowest)
-    return a, b
-
-
-@compiled()
-def _joined(score, other, add):
-    """Two heads' scores as one: their sum or the larger, NaN when one is."""
-    if add:
-        return score + other
-    return other if other > score or other != other else score
+_bounds_of_four, _bounds_of_one = _bounds(HEADS), _bounds(1)
 
 
 @compiled()
@@ -156,46 +137,46 @@ def quest_scores(q, group, low, high, pages, add, out):
     """Quest's page bounds, `reference.quest_scores`, of the "max" or (add) the "sum" over a group.
 
     q float32 [B, G, H/G rounded up to a multiple of 4, D], of which `group` heads count (and the next is zero or
-    counts); low, high [B or 1, G, N, D] contiguous, float32 or bits; pages int64 [B]; out float32 [B, G, N], written.
-    Two pages and four heads at a time: one load of a query serves two pages, one of a page four heads.
+    counts), D a multiple of 16; low, high [B or 1, G, N, D] contiguous, float32 or bits; pages int64 [B]; out float32
+    [B, G, N], written.
     """
-    flat_low, flat_high = low.reshape(-1), high.reshape(-1)
+    flat_q, flat_low, flat_high = q.reshape(-1), low.reshape(-1), high.reshape(-1)
     blocks, dim = low.shape[2], low.shape[3]
-    line, ahead = 64 // low.itemsize, _AHEAD_BYTES // low.itemsize
+    bounds = np.empty(q.shape[2] * _PAGES, np.float32)
     for b in range(q.shape[0]):
         at = min(b, low.shape[0] - 1)
         for g in range(q.shape[1]):
-            last = min(pages[b], blocks) - 1
-            for n in range(last + 1, blocks):
-                out[b, g, n] = -np.inf
-            start = (at * low.shape[1] + g) * blocks * dim + ahead
-            for n in range(0, last + 1, 2):
-                m = min(n + 1, last)
-                for i in range(start + n * dim, start + (n + 2) * dim, line):
-                    _prefetch(flat_low, i)
-                    _prefetch(flat_high, i)
-                if group == 1:
-                    s, t = _bounds_of_one(q[b, g], 0, low[at, g], high[at, g], n, m)
-                else:
-                    s, a1, a2, a3, t, b1, b2, b3 = _bounds_of_four(q[b, g], 0, low[at, g], high[at, g], n, m)
-                    s, t = _joined(s, a1, add), _joined(t, b1, add)
-                    if group > 2:
-                        s, t = _joined(s, a2, add), _joined(t, b2, add)
-                    if group > 3:
-                        s, t = _joined(s, a3, add), _joined(t, b3, add)
-                for h in range(4, group, 4):
+            queries, start = (b * q.shape[1] + g) * q.shape[2] * dim, (at * low.shape[1] + g) * blocks * dim
+            count = min(pages[b], blocks)
+            last = start + (count - 1) * dim
+            out[b, g, count:] = -np.inf
+            for n in range(0, count, _PAGES):
+                there = min(_PAGES, count - n)
+                for h in range(0, group, HEADS):
                     if h + 1 == group:
-                        a0, b0 = _bounds_of_one(q[b, g], h, low[at, g], high[at, g], n, m)
-                        s, t = _joined(s, a0, add), _joined(t, b0, add)
-                        break
-                    a0, a1, a2, a3, b0, b1, b2, b3 = _bounds_of_four(q[b, g], h, low[at, g], high[at, g], n, m)
-                    s, t = _joined(_joined(s, a0, add), a1, add), _joined(_joined(t, b0, add), b1, add)
-                    if h + 2 < group:
-                        s, t = _joined(s, a2, add), _joined(t, b2, add)
-                    if h + 3 < group:
-                        s, t = _joined(s, a3, add), _joined(t, b3, add)
-                out[b, g, n] = -np.inf if s != s else s
-                out[b, g, m] = -np.inf if t != t else t
+                        for t in range(0, there, LANES):
+                            _bounds_of_one(flat_q, queries + h * dim, dim, flat_low, flat_high, start + (n + t) * dim,
+                                           last, bounds, h * _PAGES + t, _PAGES)
+                    else:
+                        for t in range(0, there, ROWS):
+                            _bounds_of_four(flat_q, queries + h * dim, dim, flat_low, flat_high, start + (n + t) * dim,
+                                            last, bounds, h * _PAGES + t, _PAGES)
+                _join(bounds, group, add, out[b, g, n:n + there])
+
+
+@compiled()
+def _join(bounds, group, add, out):
+    """out[n] = the sum or the largest of the heads' bounds, bounds[h * _PAGES + n]; -inf when one is NaN."""
+    out[:] = bounds[:out.size]
+    for h in range(1, group):
+        for n in range(out.size):
+            x, y = out[n], bounds[h * _PAGES + n]
+            if add:
+                out[n] = x + y
+            else:
+                out[n] = y if y > x or y != y else x
+    for n in range(out.size):
+        out[n] = -np.inf if out[n] != out[n] else out[n]
 
 
 @compiled(fast=True)
@@ -255,7 +236,7 @@ def infllm_scores(q, group, keys, counts, per_block, before, out):
             start = (at * keys.shape[1] + g) * keys.shape[2] * dim + ahead
             for c in range(count):
                 for i in range(start + c * dim, start + (c + 1) * dim, line):
-                    _prefetch(flat, i)
+                    prefetch(flat, i)
                 for h in range(0, heads, 4):
                     a0, a1, a2, a3 = _logits_of_four(q[b, g], h, keys[at, g], c)
                     logits[h, c], logits[h + 1, c], logits[h + 2, c], logits[h + 3, c] = a0, a1, a2, a3

@@ -17,6 +17,7 @@ from artifact.kernels.paged import Partial
 HEADS = 16  # query heads of one program, the M of its products
 PROGRAMS = 264  # to split for: two for each of an H100's 132 multiprocessors
 PARTS = 64  # at most, that merging stays small beside attending
+REGISTERS = 2**16  # of a multiprocessor, from sm80 to sm100
 
 
 @triton.jit(do_not_specialize=["table_width", "slots", "part_slots", "part_start", "part_step"])
@@ -119,7 +120,7 @@ class Configuration(NamedTuple):
     tile: int  # tokens of one step
     warps: int
     stages: int
-    registers: int | None  # a bound well above the need, where the assembler's own choice spills a few bytes
+    registers: int | None  # a thread's at most; None: the assembler's own choice
 
 
 def configuration(dim, block, dtype):
@@ -128,8 +129,10 @@ def configuration(dim, block, dtype):
     size = 4 if dtype == torch.float32 else 2
     tile = max(16, min(2**14 // (width * size), 128, triton.next_power_of_2(block)))
     buffers = min(4, 2**15 // (tile * width * size))
-    warps = 8 if size == 4 and width > 64 else 4
-    return Configuration(width, tile, warps, buffers + 1, 128 if warps == 8 else None)
+    # float32 products are multiply-adds of registers: four warps hold too many each. The bound is a thread's even share
+    # of a multiprocessor's; the assembler's own choice, and any lower bound, spills a few bytes of some shapes.
+    warps, registers = (8, min(255, REGISTERS // (8 * 32))) if size == 4 else (4, None)
+    return Configuration(width, tile, warps, buffers + 1, registers)
 
 
 def attend(q, kv, blocks, parts=None):

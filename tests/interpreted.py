@@ -5,18 +5,24 @@ takes some milliseconds for a block, so shapes are few and hurt. It multiplies b
 kernels widen first, which the compiled ones need not.
 """
 
+import importlib.machinery
 import importlib.util
 import math
 import sys
+import types
 from contextlib import contextmanager
 
+import pandas as pd
 import pytest
 import torch
-from artifact.kernels import decode, merge, predict, reference, repair, scores
+from artifact.kernels import decode, merge, moved, predict, reference, repair, scores, timing
 from artifact.kernels.paged import PagedKV, Partial
 from triton.runtime import interpreter
 
 from artifact import ops
+from artifact.dsa.quest import Quest
+from artifact.prr import decode as step
+from artifact.study import compiling
 
 NAN = float("nan")
 HALF, FULL = torch.float16, torch.float32
@@ -344,6 +350,148 @@ def test_the_doorway_runs_the_kernels_it_was_asked_for():
         assert names == kernels
         for x, y in zip(ours, call("reference"), strict=True):
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fidelity", step.FIDELITIES)
+def test_a_decode_step_runs_the_kernels(fidelity):
+    rng = torch.Generator().manual_seed(4)
+    keys, q = torch.randn(1, 2, 112, 16, generator=rng), torch.randn(112, 1, 4, 16, generator=rng)
+    pages = keys[0].unflatten(1, (7, 16)).transpose(0, 1)
+    kv = PagedKV(pages, pages, torch.arange(7, dtype=torch.int32)[None], torch.tensor([101], dtype=torch.int32))
+    made = {}
+    for impl in ("reference", "triton"):
+        plan = step.Plan("prr", fidelity, Quest(budget_blocks=3), 1.5, (0.4, 0.3, 0.5), impl)
+        state = step.begin(plan, keys[:, :, :100])
+        with launched() as names:
+            state = step.warm(plan, state, step.prefill_scores(plan, q[98:100, 0], state, 3)[:, None], 3)
+            made[impl] = step.step(plan, q[100], kv, state, 3)
+        assert bool(names) == (impl == "triton")
+    assert {"quest_bounds", "ema", "attend_blocks", "merge_parts"} <= set(names)
+    (out, _, happened), (other, _, same) = made.values()
+    torch.testing.assert_close(out, other, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(x, y) for x, y in zip(happened, same, strict=True)) and happened.missed.any()
+def _attention(q, k, v):
+    """q [H, D], k and v [tokens, G, D] -> out, and lse in base 2, as FlashInfer gives them."""
+    k, v = (x.double().repeat_interleave(q.shape[0] // x.shape[1], 1) for x in (k, v))
+    logits = torch.einsum("hd,thd->ht", q.double(), k) / math.sqrt(q.shape[1])
+    return torch.einsum("ht,thd->hd", logits.softmax(1), v).to(q.dtype), logits.logsumexp(1).float() / math.log(2)
+
+
+class _Decode:
+    """FlashInfer 0.6.8's `BatchDecodeWithPagedKVCacheWrapper` in torch, for a cache [pages, G, page, D]."""
+
+    def __init__(self, workspace, kv_layout, *, use_tensor_cores):
+        assert kv_layout == "HND" and not workspace.any()
+
+    def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, *, q_data_type,
+             kv_data_type):
+        assert indptr.dtype == indices.dtype == last_page_len.dtype == torch.int32
+        assert indices.numel() == indptr[-1] and (last_page_len == page_size).all()
+        self.pages = [indices[a:b].long() for a, b in zip(indptr[:-1], indptr[1:], strict=True)]
+        self.shape = num_kv_heads, page_size, head_dim
+
+    def run(self, q, cache, *, return_lse):
+        assert all(x.shape[1:] == self.shape and x.is_contiguous() for x in cache)
+        found = [_attention(one, *(x[pages].transpose(1, 2).flatten(0, 1) for x in cache))
+                 for one, pages in zip(q, self.pages, strict=True)]
+        return tuple(torch.stack(part) for part in zip(*found, strict=True))
+
+
+class _BlockSparse:
+    """FlashInfer 0.6.8's `BlockSparseAttentionWrapper` in torch, for one row of blocks."""
+
+    def __init__(self, workspace):
+        pass
+
+    def plan(self, indptr, indices, M, N, R, C, num_qo_heads, num_kv_heads, head_dim, *, q_data_type, kv_data_type,
+             o_data_type):
+        assert (M, R) == (1, 1) and indptr.tolist() == [0, indices.numel()] and (indices < N // C).all()
+        self.tokens = (indices[:, None].long() * C + torch.arange(C)).flatten()
+
+    def run(self, q, k, v, *, return_lse):
+        return tuple(x[None] for x in _attention(q[0], k[self.tokens], v[self.tokens]))
+
+
+@pytest.fixture
+def flashinfer(monkeypatch):
+    """Its two wrappers, as torch, in its place."""
+    module = types.ModuleType("flashinfer")
+    module.__spec__ = importlib.machinery.ModuleSpec("flashinfer", None)
+    module.BatchDecodeWithPagedKVCacheWrapper, module.BlockSparseAttentionWrapper = _Decode, _BlockSparse
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setattr(timing, "WORKSPACE_BYTES", 16)
+
+
+def test_what_is_timed_on_a_gpu_is_right_and_a_dry_run_gives_no_times(flashinfer):
+    asked = list(timing.cases(tiny=True))
+    with launched() as names:
+        rows = list(timing.rows(timing.Dry(), asked))
+    assert {row["study"] for row in rows} == {"copy", "decode", "batch", "repair", "table3"}
+    assert {row["skipped"] for row in rows} == {"a dry run takes no times"} and not any(row["time_us"] for row in rows)
+    assert {row["side"] for row in rows if row["study"] == "table3"} == {
+        "triton", "flashinfer decode", "flashinfer decode, tensor cores", "flashinfer bsr",
+        "flashinfer bsr and its plan"}
+    assert len({tuple(row[name] for name in (*timing.Case._fields, "side", "method")) for row in rows}) == len(rows)
+    assert names.count("attend_blocks") == 3 * len(asked)
+    assert all(set(row) == set(timing.COLUMNS) for row in rows)
+
+
+@pytest.mark.parametrize("whose", ["ours", "decode", "block sparse", "repair"])
+def test_a_wrong_side_ends_the_run_before_its_time(whose, flashinfer, monkeypatch):
+    owner, name = {"ours": (decode, "attend"), "decode": (_Decode, "run"), "block sparse": (_BlockSparse, "run"),
+                   "repair": (repair, "repair")}[whose]
+    right = getattr(owner, name)
+
+    def wrong(*given, **options):
+        out, lse = right(*given, **options)
+        return type(out)(out * 1.02) if isinstance(out, tuple) else Partial(out * 1.02, lse)
+
+    monkeypatch.setattr(owner, name, wrong)
+    studies = ("repair",) if whose == "repair" else ("decode",)
+    asked = [case for case in timing.cases(tiny=True) if case.study in studies]
+    with pytest.raises(ValueError, match="out is 0.0[12].* of its largest off the reference; no time is given"):
+        list(timing.rows(timing.Dry(), asked))
+
+
+def test_a_side_of_flashinfer_that_fails_has_its_reason_and_the_others_go_on(flashinfer, monkeypatch):
+    def failing(*_, **__):
+        raise OSError("no nvcc\nand more")
+
+    monkeypatch.setattr(_BlockSparse, "plan", failing)
+    rows = list(timing.rows(timing.Dry(), [next(timing.cases(tiny=True))]))
+    told = {row["side"]: row["skipped"] for row in rows}
+    assert told["flashinfer bsr"] == "OSError: no nvcc" and told["flashinfer decode"] == "a dry run takes no times"
+
+
+def test_without_flashinfer_its_sides_say_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    case = next(timing.cases(tiny=True))
+    rows = list(timing.rows(timing.Dry(), [case]))
+    told = {row["side"]: row["skipped"] for row in rows if row["side"].startswith("flashinfer")}
+    assert len(told) == 3 and all(text.startswith("flashinfer is not installed: pip install") for text in told.values())
+
+
+def test_bytes_are_counted_to_the_last_one():
+    state, blocks = Partial(torch.zeros(1, 8, 64), torch.zeros(1, 8)), torch.tensor([[[2, 0, -1, -1], [1, 3, -1, -1]]])
+    _, kv = cache((64,), 2, 4, 64, 16, HALF)
+    with moved.counted() as found:
+        predict.ema_step(*(torch.zeros(3, 700) for _ in range(3)), (0.2, 0.5, 0.25))
+    assert found == {"read": 3 * 4 * 2100, "written": 3 * 4 * 2100}
+    q, listed = torch.zeros(1, 8, 64, dtype=HALF), blocks.int()
+    with moved.counted() as found:
+        decode.attend(q, kv, listed, parts=1)
+    least = moved.fewest(q, kv, listed)
+    state = 4 * (8 * 64 + 8)
+    assert least == 2 * 2 * 16 * 64 * 2 * 2 + q.nbytes + listed.nbytes + 4 * 4 + 4 + state
+    assert found["written"] == state
+    # beyond that: the lists and pages once more as they come, and a length for each of the two programs
+    assert found["read"] == least - state - listed.nbytes - 4 * 4 - 4 + 2 * (4 + 4 * 4 + 2 * 4 + 2 * (4 + 4))
+
+
+def test_the_recorded_bytes_are_those_of_these_kernels():
+    found, case = compiling.recorded(compiling.MOVED), moved.SHORT[0]
+    (row,) = found[(found[list(case._fields)] == pd.Series(case._asdict())).all(axis=1)].to_dict("records")
+    assert {**moved.measure(case), "origin": "recorded", "triton": row["triton"]} == row
 
 
 MUTANTS = {

@@ -1,17 +1,21 @@
 """Attention over a paged cache: against float64 where shapes hurt, with NaN wherever nothing may be read."""
 
+import hashlib
 import importlib.util
 import itertools
 import math
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
+import numba
 import numpy as np
 import pytest
 import torch
-from artifact.kernels import attention_cpu, reference
+from artifact.kernels import attention_cpu, cpu, lanes_cpu, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.registry import cpu_target
 
 from artifact import kernels, ops
 from artifact.ops import PagedKV, Partial
@@ -364,6 +368,46 @@ def test_float64_queries_give_float64():
     close(ours, some.truth(), 1e-13)
 
 
+# --- how wide registers are
+
+def edited(module, folder, right="", wrong=""):
+    """`module` anew from a copy of its source, in which `wrong` stands for `right`."""
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    assert not right or source.count(right) == 1
+    path = folder / f"{module.__name__.rpartition('.')[2]}_edited.py"
+    path.write_text(source.replace(right, wrong) if right else source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_vectors_of_the_other_width_give_the_same(tmp_path, monkeypatch):
+    """Sixteen lanes, for AVX-512, where these are eight, and the other way round: LLVM takes any on any machine."""
+    q, keys = torch.randn(2, 10, 80), torch.randn(2, 2, 63, 80)
+    scores = ops.quest_scores(q, keys - 1, keys), ops.quest_scores(q, keys - 1, keys, group="mean")
+    lanes = edited(lanes_cpu, tmp_path, "LANES = 16 if", f"LANES = {24 - lanes_cpu.LANES} if True or")
+    assert lanes.LANES + lanes_cpu.LANES == 24
+    monkeypatch.setitem(sys.modules, lanes_cpu.__name__, lanes)
+    for module in (attention_cpu, cpu):
+        monkeypatch.setattr(kernels, module.__name__.rpartition(".")[2], edited(module, tmp_path))
+    test_attention_over_listed_blocks(5, 80, 32, torch.float32, "cpu")
+    for group, before in zip(("max", "mean"), scores, strict=True):
+        torch.testing.assert_close(ops.quest_scores(q, keys - 1, keys, group=group), before, rtol=1e-5, atol=1e-4)
+
+
+def test_machine_code_of_another_cpu_or_of_other_lanes_is_not_taken(monkeypatch):
+    cache, codegen = attention_cpu._attend._cache, cpu_target.target_context.codegen()
+    own = cache._index_key((), codegen)
+    assert cache._index_key((), codegen) == own
+    for change in ((numba.config, "CPU_NAME", "generic"), (codegen, "_tm_features", "+avx")):
+        with monkeypatch.context() as patched:
+            patched.setattr(*change)
+            assert cache._index_key((), codegen) != own
+    digest = hashlib.sha256(Path(lanes_cpu.__file__).read_bytes()).hexdigest()
+    assert digest in cache._cache_file._source_stamp
+
+
 # --- what the tests would see
 
 @pytest.mark.parametrize(("right", "wrong"), [
@@ -371,14 +415,8 @@ def test_float64_queries_give_float64():
     ("min(size, length[batch] - block * size)", "size"),
     ("(0, 0) if block < 0 else (table[batch, block]", "(0, 0) if block < -1 else (table[batch, max(0, block)]"),
 ], ids=["a missing store", "a tail read", "an extra page read"])
-def test_a_planted_fault_is_seen(right, wrong, root, tmp_path, monkeypatch):
-    source = (root / "kernels" / "attention_cpu.py").read_text(encoding="utf-8")
-    assert source.count(right) == 1
-    path = tmp_path / "spoiled.py"
-    path.write_text(source.replace(right, wrong), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("spoiled", path)
-    spoiled = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(spoiled)
+def test_a_planted_fault_is_seen(right, wrong, tmp_path, monkeypatch):
+    spoiled = edited(attention_cpu, tmp_path, right, wrong)
     monkeypatch.setattr(kernels, "attention_cpu", spoiled)
     monkeypatch.setitem(sys.modules, attention_cpu.__name__, spoiled)
     with pytest.raises(AssertionError):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from artifact.kernels import attention_cpu
+from artifact.kernels import attention_cpu, timing
 
 from artifact import ops
 from artifact.ops import PagedKV
@@ -33,6 +33,16 @@ def test_a_wrong_answer_gets_no_time(operator, monkeypatch):
     monkeypatch.setattr(ops, operator, wrong)
     with pytest.raises(ValueError, match="off the reference; no time is given"):
         bench.kernels(**SMALL)
+
+
+def test_a_gpus_times_are_those_of_the_timing_script(monkeypatch):
+    case = timing.Case("repair", 1, 32, 8, 64, 96, 131072, 8)
+    spent = [timing.Spent("triton", "graph", 12.5), timing.Spent("flashinfer bsr", "graph", skipped="not installed")]
+    monkeypatch.setattr(timing, "rows", lambda place, cases: [{**case._asdict(), **one._asdict()} for one in spent])
+    frame = bench.gpu_kernels(timing.Dry())
+    assert frame.to_dict("records") == [{
+        "measure": "repair, batch 1, 96 blocks of 64, 8 KV heads, 8 missed: triton, graph", "value": 12.5, "unit": "us",
+        "origin": "measured"}]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

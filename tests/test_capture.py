@@ -210,7 +210,7 @@ def test_overlap_counts_what_stays(llama):
 def test_rebuilding_replaces_every_trace_and_counts_those_that_differ(llama, tmp_path, monkeypatch):
     made = recorded(llama)
     for name in ("a.npz", "b.npz"):
-        trace.write(made, tmp_path / name)
+        trace.write(made, tmp_path / name, "a processor")
     (tmp_path / "b.npz").write_bytes(b"spoiled")
     asked, said = [], []
     monkeypatch.setattr(recording, "again", lambda line: asked.append(line["file"]) or made)
@@ -316,7 +316,7 @@ def test_shipped_traces_are_recorded_again(models, root):
     lines = {line["family"]: line for line in listed if line["decoding"] != "sampled"}
     for line in lines.values():
         shipped = trace.read(root / "data" / "traces" / line["file"])
-        assert recording.difference(recording.again(line), shipped) <= recording.TOLERANCE, line["file"]
+        assert recording.difference(recording.again(line), shipped) <= recording.tolerance(line), line["file"]
 
 
 @pytest.mark.slow

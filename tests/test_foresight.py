@@ -127,7 +127,7 @@ def test_the_history_is_the_predictors(recorded):
 
 
 def test_the_grid_has_one_choice_and_it_is_the_best(recorded):
-    frame = foresight.grid(recorded[0], 19)
+    frame = foresight.grid(recorded[0], 10)
     assert len(frame) == 80 and frame["chosen"].sum() == 1
     assert frame.loc[frame["chosen"], "objective_frac"].item() == frame["objective_frac"].max()
 

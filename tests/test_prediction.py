@@ -62,7 +62,7 @@ def infllm():
 def files(recordings, tmp_path):
     paths = [tmp_path / f"{one.family}-{one.prompt}.npz" for one in recordings]
     for one, path in zip(recordings, paths, strict=True):
-        trace.write(one, path)
+        trace.write(one, path, "a processor")
     return paths
 
 

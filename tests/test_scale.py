@@ -14,6 +14,10 @@ run_length_requests: [20]
 trace_requests: 50
 sample_requests: 20
 prediction_prompts: 2
+prediction_layers: 2
+compiled_cases: 1
+kernel_tokens: 4096
+kernel_rounds: 2
 fidelity_prompt_tokens: 1024
 fidelity_tokens: 0
 fidelity_passages: 1

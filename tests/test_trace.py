@@ -38,7 +38,7 @@ def made(seed=0, **changes):
 
 def test_what_is_written_comes_back(tmp_path):
     written, _ = made()
-    trace.write(written, tmp_path / "new" / "a.npz")
+    trace.write(written, tmp_path / "new" / "a.npz", "a processor")
     back = trace.read(tmp_path / "new" / "a.npz")
     for field in dataclasses.fields(trace.Trace):
         one, other = getattr(written, field.name), getattr(back, field.name)
@@ -47,7 +47,7 @@ def test_what_is_written_comes_back(tmp_path):
 
 def test_the_same_trace_gives_the_same_bytes_and_the_index_says_them(tmp_path):
     for name in ("b.npz", "a.npz", "b.npz"):
-        trace.write(made()[0], tmp_path / name)
+        trace.write(made()[0], tmp_path / name, "a processor")
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
     lines = trace.index(tmp_path)
     assert [line["file"] for line in lines] == ["a.npz", "b.npz"]
@@ -134,7 +134,7 @@ def member_names(path):
 @pytest.mark.parametrize("indexed", [True, False])
 def test_a_spoiled_file_is_one_line_that_names_it(tmp_path, kind, indexed):
     path = tmp_path / "a.npz"
-    trace.write(made()[0], path)
+    trace.write(made()[0], path, "a processor")
     if not indexed:
         (tmp_path / "index.csv").unlink()
     corrupt(path, kind)
@@ -144,8 +144,8 @@ def test_a_spoiled_file_is_one_line_that_names_it(tmp_path, kind, indexed):
 
 
 def test_a_file_that_is_whole_but_another_one_is_refused_by_its_checksum(tmp_path):
-    trace.write(made(0)[0], tmp_path / "a.npz")
-    trace.write(made(1)[0], tmp_path / "b.npz")
+    trace.write(made(0)[0], tmp_path / "a.npz", "a processor")
+    trace.write(made(1)[0], tmp_path / "b.npz", "a processor")
     (tmp_path / "b.npz").replace(tmp_path / "a.npz")
     with pytest.raises(ValueError, match="its sha256 is not the one in index.csv"):
         trace.read(tmp_path / "a.npz")
@@ -153,7 +153,7 @@ def test_a_file_that_is_whole_but_another_one_is_refused_by_its_checksum(tmp_pat
 
 @pytest.mark.parametrize("text", ["", "file\na.npz\n", "nonsense", "a,b\n1,2\n", "\x00"])
 def test_a_spoiled_index_is_one_line(tmp_path, text):
-    trace.write(made()[0], tmp_path / "a.npz")
+    trace.write(made()[0], tmp_path / "a.npz", "a processor")
     (tmp_path / "index.csv").write_text(text)
     with pytest.raises(ValueError, match="not an index of traces"):
         trace.read(tmp_path / "a.npz")
@@ -165,7 +165,7 @@ def test_nothing_is_left_of_a_write_that_failed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trace.os, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        trace.write(made()[0], tmp_path / "a.npz")
+        trace.write(made()[0], tmp_path / "a.npz", "a processor")
     assert list(tmp_path.iterdir()) == []
 
 

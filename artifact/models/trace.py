@@ -17,7 +17,7 @@ import io
 import os
 import zipfile
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ DECODING = {
 }
 INDEX = "index.csv"
 COLUMNS = ("file", "sha256", "bytes", "model", "family", "prompt", "decoding", "tokens", "steps", "rows", "layers",
-           "command")
+           "cpu", "command")
 _FORMAT = 1
 _HALVES = ("q_prefill", "q_decode", "page_min", "page_max", "page_mean", "mass")
 
@@ -168,6 +168,10 @@ class Trace:
         out[np.broadcast_to(np.arange(out.shape[2]) >= (length // block)[:, None, None], out.shape)] = -np.inf
         return out
 
+    def first(self, count: int) -> "Trace":
+        """The same with the first `count` of its layers only."""
+        return replace(self, **{name: getattr(self, name)[:count] for name in ("layers", *_HALVES)})
+
     def _at(self, layer):
         at = np.flatnonzero(self.layers == layer)
         if not at.size:
@@ -181,8 +185,11 @@ class Trace:
                 f"{self.tokens} --steps {self.steps} --rows {self.rows.size} --layers {layers} --out {out}")
 
 
-def write(trace: Trace, path: str | Path) -> None:
-    """`trace` as a .npz at `path`, and its line in the index.csv beside it; each whole or not at all."""
+def write(trace: Trace, path: str | Path, cpu: str) -> None:
+    """`trace` as a .npz at `path`, and its line in the index.csv beside it; each whole or not at all.
+
+    `cpu`: the processor that computed it, as it names itself; others round otherwise.
+    """
     path = Path(path)
     arrays = {"format": np.int64(_FORMAT)}
     for field in fields(Trace):
@@ -195,7 +202,7 @@ def write(trace: Trace, path: str | Path) -> None:
     listed[path.name] = {
         "file": path.name, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "model": trace.model,
         "family": trace.family, "prompt": trace.prompt, "decoding": trace.decoding, "tokens": trace.tokens,
-        "steps": trace.steps, "rows": trace.rows.size, "layers": " ".join(map(str, trace.layers)),
+        "steps": trace.steps, "rows": trace.rows.size, "layers": " ".join(map(str, trace.layers)), "cpu": cpu,
         "command": trace.command(path.name),
     }
     text = io.StringIO()

@@ -32,11 +32,17 @@ class Coverage(NamedTuple):
     mass: np.ndarray  # share of the true attention on P, forced, newborn and incomplete blocks
 
 
+def order(scores: np.ndarray) -> np.ndarray:
+    """The blocks of each row of fp32 `scores` [..., N], highest first, ties by index, -inf last: int64 [..., N]."""
+    bits = (np.float32(0) - scores).view(np.int32)  # 0 - x: the two zeros are one
+    rising = bits ^ (bits >> 31 & 0x7FFFFFFF)  # whole numbers in the order of the floats
+    return np.sort(rising.astype(np.int64) << 32 | np.arange(scores.shape[-1]), axis=-1) & 0xFFFFFFFF
+
+
 def ranks(scores: np.ndarray) -> np.ndarray:
-    """Place of each block in its row, 0 = highest, ties by index; N for -inf. int64 like `scores` [..., N]."""
-    order = np.argsort(-scores, axis=-1, kind="stable")
+    """Place of each block in its row, 0 = highest, ties by index; N for -inf. int64 like fp32 `scores` [..., N]."""
     places = np.empty(scores.shape, np.int64)
-    np.put_along_axis(places, order, np.broadcast_to(np.arange(scores.shape[-1]), scores.shape), axis=-1)
+    np.put_along_axis(places, order(scores), np.broadcast_to(np.arange(scores.shape[-1]), scores.shape), axis=-1)
     places[np.isneginf(scores)] = scores.shape[-1]
     return places
 
@@ -63,20 +69,29 @@ def measure(steps: Steps, prediction: np.ndarray, ratios: tuple[float, ...], wei
     there, born, chosen = ~np.isneginf(steps.scores), newborn(steps), selected(steps)
     wanted = chosen & ~born & (there.sum(-1) > steps.picks[:, None])[..., None]
     share = calibration.shares(calibration.importance(steps.scores, weights), wanted)
-    places, found = ranks(prediction), []
-    given = steps.forced.sum(-1)[:, None]  # attended without a prediction
+    likely, able = order(prediction), (~np.isneginf(prediction)).sum(-1)
+    missed = np.where(there & ~born, steps.mass, 0).astype(np.float64)
+
+    sums = {name: np.cumsum(np.take_along_axis(values, likely, axis=-1), axis=-1)
+            for name, values in (("wanted", wanted), ("share", share), ("missed", missed))}
+
+    def within(name, sizes):  # what the first `sizes` [T, G] of the predicted blocks hold of it
+        found = np.take_along_axis(sums[name], np.maximum(sizes, 1)[..., None] - 1, axis=-1)[..., 0]
+        return np.where(sizes > 0, found, 0)
+
+    all_wanted, lost = wanted.sum(-1), missed.sum(-1)
+    free = steps.forced.sum(-1)[:, None] + (chosen & born).sum(-1)  # attended without a prediction
+    nothing, found = np.where(all_wanted > 0, 1.0, np.nan), []
     with np.errstate(invalid="ignore"):
         for ratio in ratios:
-            sizes = [calibration.predicted_count(picks, ratio) for picks in steps.picks]
-            guess = places < np.array(sizes)[:, None, None]
-            hits, all_wanted = (guess & wanted).sum(-1), wanted.sum(-1)
-            free = given + (chosen & born).sum(-1)
-            nothing = np.where(all_wanted > 0, 1.0, np.nan)
+            sizes = np.array([calibration.predicted_count(picks, ratio) for picks in steps.picks])[:, None]
+            sizes = np.minimum(sizes, able)
+            hits = within("wanted", sizes)
             found.append((
                 hits / all_wanted * nothing,
                 (hits + free) / (all_wanted + free) * nothing,
-                np.where(guess, share, 0).sum(-1) * nothing,
-                (1 - np.where(there & ~born & ~guess, steps.mass, 0).sum(-1, dtype=np.float64)) * nothing,
+                within("share", sizes) * nothing,
+                (1 - (lost - within("missed", sizes))) * nothing,
             ))
     return Coverage(*(np.stack(values) for values in zip(*found, strict=True)))
 

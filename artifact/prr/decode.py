@@ -41,9 +41,10 @@ _PARTS = 2**24  # numbers of single blocks' attention held at once
 
 @dataclass(frozen=True)
 class Plan:
-    """How a layer decodes. speculation: |P| / |A| without forced blocks, one number or one for each sequence.
+    """How a layer decodes. fidelity: of the modes that predict. impl: of the operators; "triton" picks by "reference".
 
-    theta: the predictor's, needed by mode "prr". impl: of the operators; "triton" selects with "reference".
+    speculation, theta: of mode "prr": |P| / |A| without forced blocks, one number or one for each sequence; and alpha,
+    beta and gamma of its predictor, which `calibrated` finds.
     ValueError for an unknown mode or fidelity and for a speculation that is negative or not finite.
     """
 
@@ -130,7 +131,7 @@ def warm(plan: Plan, state: State, scores, layer: int) -> State:
         for row in scores:
             ema = _updated(plan, ema, row)
     if last is not None:
-        _, certain, _ = _rules(plan, state.metadata.length, layer)
+        _, certain, _ = _rules(plan, state.metadata.length, layer, scores.device)
         last = _picked(plan, scores[-1], certain)
     return State(state.metadata, ema, last)
 
@@ -148,7 +149,7 @@ def step(plan: Plan, q, kv: PagedKV, state: State, layer: int) -> tuple[torch.Te
     predicted = speculate(plan, state, metadata.length, layer)
     scores, selected = select(plan, q, metadata, layer)
     ema = None if state.ema is None else _updated(plan, state.ema, scores)
-    _, certain, dense = _rules(plan, metadata.length, layer)
+    _, certain, dense = _rules(plan, metadata.length, layer, q.device)
     out = _attended(plan, q, kv, predicted, selected, certain)
     return (out, State(metadata, ema, None if state.last is None else selected),
             _happened(predicted, selected, certain, dense))
@@ -167,12 +168,14 @@ def steps(plan: Plan, q, kv: PagedKV, state: State, layer: int) -> tuple[torch.T
     if not count or len(state.metadata.length) != 1:
         raise ValueError(f"q has {count} rows, the state {len(state.metadata.length)} sequences; allowed: at least 1 "
                          "row of 1 sequence")
-    _check(plan, kv, state.metadata.length + 1 + torch.arange(count))
-    shared = torch.arange(kv.page_table.shape[1]) * kv.k.shape[2] >= kv.length.cpu()[:, None]
-    if not (shared | (kv.page_table == kv.page_table[-1:]).cpu()).all():
-        raise ValueError("page_table has rows with different pages; allowed: the pages of one sequence")
+    length = state.metadata.length + 1 + torch.arange(count)
+    _check(plan, kv, length)
+    if kv.page_table.device.type == "cpu":
+        past = torch.arange(kv.page_table.shape[1]) * kv.k.shape[2] >= length[:, None]
+        if not (past | (kv.page_table == kv.page_table[-1:])).all():
+            raise ValueError("page_table has rows with different pages; allowed: the pages of one sequence")
     metadata = plan.method.append(state.metadata, _newest(kv).transpose(0, 1).unsqueeze(0))
-    rows = metadata._replace(length=kv.length.to(metadata.length))
+    rows = metadata._replace(length=length)
     scores, selected = select(plan, q, rows, layer)
     ema, last, before, earlier = state.ema, state.last, None, None
     if ema is not None:
@@ -186,8 +189,8 @@ def steps(plan: Plan, q, kv: PagedKV, state: State, layer: int) -> tuple[torch.T
     if last is not None:
         earlier = torch.cat([_wider(last, scores.shape[2], False), selected[:-1]])
         last = selected[-1:].clone()
-    predicted = speculate(plan, State(rows, before, earlier), rows.length, layer)
-    _, certain, dense = _rules(plan, rows.length, layer)
+    predicted = speculate(plan, State(rows, before, earlier), length, layer)
+    _, certain, dense = _rules(plan, length, layer, q.device)
     out = _attended(plan, q, kv, predicted, selected, certain)
     return out, State(metadata, ema, last), _happened(predicted, selected, certain, dense)
 
@@ -197,21 +200,20 @@ def select(plan: Plan, q, metadata, layer: int) -> tuple[torch.Tensor, torch.Ten
 
     -> scores fp32 [B, G, N], -inf where a block is forced or the row is dense; selected bool [B, G, N].
     """
-    there, certain, dense = _rules(plan, metadata.length, layer)
+    there, certain, dense = _rules(plan, metadata.length, layer, q.device)
     if dense.all():
         shape = (len(dense), metadata[0].shape[1], there.shape[-1])
         return torch.full(shape, -torch.inf, device=q.device), there.expand(shape)
     scores = plan.method.score(q, metadata, impl=plan.impl)
-    certain = certain.to(q.device)
     scores = scores.masked_fill(certain, -torch.inf)
     return scores, _picked(plan, scores, certain)
 
 
 def speculate(plan: Plan, state: State, length, layer: int) -> torch.Tensor:
     """bool [B, G, N]: the blocks to attend to before those of this step are known; length int [B] with its token."""
-    (there, certain, dense), device = _rules(plan, length, layer), state.metadata[0].device
-    shape = (len(there), state.metadata[0].shape[1], there.shape[2])
-    there, certain, dense = there.to(device), certain.to(device), dense.to(device)
+    keys = state.metadata[0]
+    there, certain, dense = _rules(plan, length, layer, keys.device)
+    shape = (len(there), keys.shape[1], there.shape[2])
     if plan.mode == "dsa":
         return (certain & dense[:, None, None]).expand(shape)
     if state.last is not None:
@@ -224,13 +226,14 @@ def speculate(plan: Plan, state: State, length, layer: int) -> torch.Tensor:
     return predicted
 
 
-def _rules(plan, length, layer):
+def _rules(plan, length, layer, device):
     """Blocks that exist, and of them those in P and A by rule, bool [B, 1, N] each; rows that select nothing, [B]."""
     method, length = plan.method, torch.as_tensor(length).cpu()
     forced = method.forced(length)
     there = torch.arange(forced.shape[1]) * method.block < length[:, None]
     dense = method.dense(layer, length)
-    return there[:, None], ((forced | dense[:, None]) & there)[:, None], dense
+    certain = (forced | dense[:, None]) & there
+    return there[:, None].to(device), certain[:, None].to(device), dense.to(device)
 
 
 def _predicted_counts(plan, length):

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pandas as pd
 
-from artifact.pim import bandwidth, mapping, oracle
-from artifact.study import experiments, sweep
+from artifact.pim import bandwidth, controller, mapping, oracle, runs, streams, timing
+from artifact.study import cycles, experiments, sweep
 from artifact.study.serving import Cell, run
 
 
@@ -63,6 +63,55 @@ def simulator(*, rounds=5, oracle_samples=24, published=True):
         sweep.compute(cells, quiet=True)
         rows.append((f"{len(cells)} published cells, two processes", (time.perf_counter() - began) * 1e3, "ms"))
     return _frame(rows)
+
+
+def cycle_level(*, commands=1_000_000, patterns=streams.PATTERNS, rounds=5, sequences=True):
+    """Each form of the cycle-level controller, refresh on, the slowest of `patterns`; and every sampled sequence of the
+    steady headline under four allocators and two presets, its simulation left out.
+
+    The forms answer as the event loop does for the first few hundred commands, else ValueError and no time. -> frame:
+    measure, value, unit, origin `measured`.
+    """
+    times = timing.preset("HBM3_5.2Gbps")
+    slowest = {}
+    for pattern in patterns:
+        rows = streams.pattern(pattern, commands)
+        sides = {"in order": lambda _, rows=rows: runs.served(rows, times, barrier=1),
+                 "run lengths": lambda _, rows=rows: runs.served(rows, times)}
+        for name, mode, share in (("all-bank", "AB", 1), ("same-bank", "SB", 4), ("per-bank", "PB", 32)):
+            few = streams.expand(rows[: 640 // share], mode)
+            ours, event = (controller.simulate(few, times, form=form) for form in (None, "event"))
+            if ours != event:
+                raise ValueError(f"{pattern}, {name}: {ours.cycles} cycles, the event loop {event.cycles}; "
+                                 "no time is given")
+            trace = streams.expand(rows[: commands // share], mode)
+            sides[f"event model, {name}"] = lambda _, trace=trace: controller.simulate(trace, times)
+        for side, spent in _shortest(sides, 1, rounds).items():
+            speed = commands / spent / 1e6
+            slowest[side] = min(slowest.get(side, (speed, pattern)), (speed, pattern))
+    out = [(f"{side}, slowest pattern ({pattern})", speed, "million commands/s")
+           for side, (speed, pattern) in sorted(slowest.items())]
+    if sequences:
+        out.append(("cycles of every sampled sequence, 4 allocators, 2 presets", _all_sequences(rounds) * 1e3, "ms"))
+    return _frame(out)
+
+
+def _all_sequences(rounds):
+    """Seconds for the cycles of all sampled sequences of the steady headline, once their block tables are there."""
+    sides = []
+    for allocator in ("paged", "pim-aware", "contiguous", "random"):
+        cell = Cell(allocator=allocator)
+        tables, tokens = _tables(cell)
+        lay = cycles.layout(cell, cell.tokens_per_block, cell.num_blocks(cell.load_requests()))
+        sides.append((np.concatenate(tables), np.cumsum([0, *(len(t) for t in tables[:-1])]), tokens, lay))
+    spent = []
+    for _ in range(1 + rounds):
+        began = time.perf_counter()
+        for side in sides:
+            for name in cycles.PRESETS:
+                streams.many(*side, timing.preset(name))
+        spent.append(time.perf_counter() - began)
+    return min(spent[1:])
 
 
 def selection(*, tokens=65536, sets=10, rounds=60):
@@ -196,6 +245,24 @@ def kernels(*, tokens=65536, listed=64, missed=7, sets=10, rounds=60):
                         (f"{name}: every block / torch", best["dense"] / best["torch"], "ratio")]
                 del flat
     return _frame(out)
+
+
+def gpu_kernels(place=None, tiny=False):
+    """Attention and its repair on this machine's GPU beside FlashInfer, as `artifact.kernels.timing` times them.
+
+    `place`, `tiny`: a `timing.Dry` and its shapes instead. -> frame: measure, value, unit, origin `measured`, of all
+    that was timed. ValueError when a side differs from the reference's.
+    """
+    from artifact.kernels import timing
+
+    found = []
+    for row in timing.rows(timing.Gpu() if place is None else place, timing.cases(tiny)):
+        shape = f"{row['listed_count']} blocks of {row['block_tokens']}, {row['kv_heads_count']} KV heads"
+        missed = "" if row["missed_count"] is None else f", {row['missed_count']} missed"
+        case = f"{row['study']}, batch {row['batch_count']}, {shape}{missed}"
+        if row["time_us"] is not None:
+            found.append((f"{case}: {row['side']}, {row['method']}", row["time_us"], "us"))
+    return _frame(found)
 
 
 def _agree(what, ours, truth):

@@ -12,7 +12,15 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.pim import geometry
-from artifact.study import fidelity_figures, prr_figures, schematics, style
+from artifact.study import (
+    cycle_figures,
+    fidelity_figures,
+    kernel_figures,
+    latency_figures,
+    prr_figures,
+    schematics,
+    style,
+)
 from artifact.study.style import INK, POLICIES, QUIET, SIZE, SMALL, WASH
 
 BLOCK_TOKENS = 16  # vLLM v0.2.7's default block, at which workloads and policies are compared
@@ -22,7 +30,9 @@ MAPS = {"host-cacheline": "cachelines interleaved", "host-centric": "rows interl
         "pim-friendly": "a slab per channel"}
 STUDY_MAP = "host-cacheline"
 _WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
-          "prompt", "mode", "text")  # columns of text; all others that are drawn are numbers
+          "prompt", "profile", "per", "stage", "stream", "way", "baseline", "table", "chosen", "benchmark", "preset",
+          "pattern", "charged", "kernel", "dtype", "target", "triton", "operator", "study", "against", "mode",
+          "text")  # columns of text; all others that are drawn are numbers
 
 
 class Plot(NamedTuple):
@@ -178,36 +188,36 @@ def busiest_channel(frame: pd.DataFrame) -> go.Figure:
 
 
 def gain(frame: pd.DataFrame) -> go.Figure:
-    """M3 over that of paged, as the mean of rates and as all bytes over all time."""
+    """M3 over that of paged, as the mean of rates and as all bytes over all time, and the mean in cycles."""
     frame = _rows(frame, block_tokens=[BLOCK_TOKENS], address_map=[STUDY_MAP])
     found = [name for name in WORKLOADS if name in set(frame["workload"])]
     names = style.policies(frame)
-    figure = style.sheet(f"Gain over paged, counted in two ways, blocks of {BLOCK_TOKENS} tokens", 660, legend=True,
+    figure = style.sheet(f"Gain over paged, counted in three ways, blocks of {BLOCK_TOKENS} tokens", 660, legend=True,
                          left=130)
-    ways = {"gain_mean_ratio": "mean of the samples' rates (the study's way)",
-            "gain_total_ratio": "all bytes over all time"}
+    ways = {"gain_mean_ratio": "mean of rates (the study's)", "gain_total_ratio": "all bytes over all time",
+            "gain_cycles_mean_ratio": "mean of rates, in cycles"}
     for i, policy in enumerate(names):
         look = POLICIES[policy]
         cells = frame[frame["allocator"] == policy].set_index("workload")[list(ways)].reindex(found)
         for y, values in zip(_places(len(found), i, len(names), 0.36), cells.to_numpy(), strict=True):
-            figure.add_scatter(x=list(values), y=[y, y], mode="lines", line={"color": look.colour, "width": 4},
-                               showlegend=False, hoverinfo="skip")
-            figure.add_scatter(x=list(values), y=[y, y], mode="markers", showlegend=False, text=list(ways.values()),
-                               marker={**style.marker(policy, 17), "symbol": [look.symbol, "diamond-tall"]},
+            figure.add_scatter(x=[min(values), max(values)], y=[y, y], mode="lines", showlegend=False,
+                               line={"color": look.colour, "width": 4}, hoverinfo="skip")
+            figure.add_scatter(x=list(values), y=[y] * 3, mode="markers", showlegend=False, text=list(ways.values()),
+                               marker={**style.marker(policy, 17), "symbol": [look.symbol, "diamond-tall", "star"]},
                                hovertemplate=f"{policy}, %{{text}}: %{{x:.3f}}<extra></extra>")
             if not math.isnan(values[0]):
-                figure.add_annotation(x=max(values), y=y, xanchor="left", xshift=16, showarrow=False,
-                                      text=f"<b>{policy}</b>  {values[0]:.2f} → {values[1]:.2f}",
+                text = f"<b>{policy}</b>  {values[0]:.2f} → {values[1]:.2f}, cycles {values[2]:.2f}"
+                figure.add_annotation(x=max(values), y=y, xanchor="left", xshift=16, showarrow=False, text=text,
                                       font={"size": SMALL, "color": look.colour})
     figure.add_vline(x=1, line={"color": INK, "width": 2})
     least, most = frame[list(ways)].min(axis=None), frame[list(ways)].max(axis=None)
     width = max(most, 1.2) - min(least, 1)
-    figure.update_xaxes(title_text="M3 relative to paged (ratio, 1 = no gain)", nticks=7,
-                        range=[min(least, 1) - 0.04 * width, max(most, 1.2) + 0.55 * width])
+    figure.update_xaxes(title_text="bandwidth relative to paged (ratio, 1 = no gain)", nticks=7,
+                        range=[min(least, 1) - 0.04 * width, max(most, 1.2) + 0.85 * width])
     figure.update_yaxes(tickvals=list(range(len(found))), ticktext=[f"<b>{name}</b>" for name in found],
                         range=[len(found) - 0.5, -0.5], showgrid=False, ticks="")
     style.key(figure, [(way, {"mode": "markers", "marker": {"symbol": symbol, "size": 16, "color": QUIET}})
-                       for way, symbol in zip(ways.values(), ("circle", "diamond-tall"), strict=True)])
+                       for way, symbol in zip(ways.values(), ("circle", "diamond-tall", "star"), strict=True)])
     return style.note(figure, frame)
 
 
@@ -483,11 +493,11 @@ FIGURES: dict[str, Plot] = {
         ("allocator", "address_map", "m3_bandwidth_gbps", "m3_busiest_gbps")),
     "gain": Plot(
         gain, "11_bandwidth", "gains.csv",
-        "The gain over paged, counted as the study does (the mean of each sample's rate) and as all bytes over all "
-        "time, where long sequences count for more.",
-        "Dot plot of the gain of pim-aware and contiguous over paged by workload, two marks each for the two ways "
-        "of counting.",
-        (*_CELL, "gain_mean_ratio", "gain_total_ratio")),
+        "The gain over paged, counted as the study does (the mean of each sample's rate), as all bytes over all time, "
+        "where long sequences count for more, and as the study does but in cycles of a controller (notebook 14).",
+        "Dot plot of the gain of pim-aware and contiguous over paged by workload, three marks each for the three ways "
+        "of counting; the one in cycles is the lowest.",
+        (*_CELL, "gain_mean_ratio", "gain_total_ratio", "gain_cycles_mean_ratio")),
     "throughput": Plot(
         throughput, "11_bandwidth", "throughput.csv",
         "What the gain in attention is worth to a whole decode step. Attention takes its simulated time; the rest "
@@ -574,6 +584,144 @@ FIGURES: dict[str, Plot] = {
         "Two line charts around a shift: coverage falls at once and recovers within a few steps but for static "
         "frequency; the share of heads that expect the moved sink rises from none to all within a few steps.",
         ("kind", "predictor", "step", "coverage_frac", "moved_frac", "prompts_count")),
+    "dataflow": Plot(
+        schematics.dataflow, "01_bottleneck", "dataflow.csv",
+        "Two steps of one layer under dynamic sparse attention (the paper's Figure 2a, drawn anew). Attention waits "
+        "for the selection, in every layer of every step, although most of what is selected was selected before.",
+        "Drawing. Twice a row of boxes, new token, score, top K, attend, FFN, with arrows and a gap where attention "
+        "waits; under each a row of blocks with the selected ones coloured, most of them the same in both.",
+        ("model", "method", "context_tokens", "selection_frac", "attention_frac", "after_frac", "overlap_frac"), True),
+    "stages": Plot(
+        latency_figures.stages, "01_bottleneck", "stages.csv",
+        "Where the time of a decode step goes (the paper's Figure 2b above, the authors' own kernel profile below). In "
+        "both, selection grows with the context and the rest does not; how large a share it is differs.",
+        "Stacked bars by context, Quest and InfLLM-v2: selection grows from left to right, attention and FFN stay; in "
+        "the lower row the FFN is more than half of each bar.",
+        ("profile", "per", "method", "context_tokens", "stage", "time_us"), True),
+    "bounds": Plot(
+        latency_figures.bounds, "01_bottleneck", "bounds.csv",
+        "The most that could be saved, by Amdahl's law: if attention took no time at all, if it ran wholly beside the "
+        "selection, and if nothing overlapped but the kernel were twice as fast.",
+        "Four panels of lines over context. Above, from Figure 2b, between a fifth and two thirds faster; below, from "
+        "the kernel profile, none above a fifth.",
+        ("profile", "method", "context_tokens", "overlap_ratio", "hidden_ratio", "fast_ratio")),
+    "utilization": Plot(
+        latency_figures.utilization, "01_bottleneck", "utilization.csv",
+        "How far SMs, L2 and DRAM are used in a decode step, by context at batch 1 (Figure 4) and by batch (Table 6). "
+        "The paper says that all stay below 0.4.",
+        "Four panels of three hollow lines: SM lowest, L2 highest; left all below a dashed line at 0.4, right L2 above "
+        "it.",
+        ("table", "method", "batch_count", "context_tokens", "sm_frac", "l2_frac", "dram_frac"), True),
+    "budget": Plot(
+        latency_figures.budget, "05_budget", "three_budgets.csv",
+        "One step with too small a prediction, too large a one, and the largest that fits into selection (the paper's "
+        "Figure 5, from published stage times). Too small leaves much to repair, too large keeps everything waiting.",
+        "Three time lines of two rows: a short speculation and a long repair; a speculation far longer than selection; "
+        "one that ends with it, and a short repair.",
+        ("way", "stage", "stream", "start_us", "end_us", "predicted_ratio", "speedup_ratio", "profile", "method",
+         "context_tokens", "order_index")),
+    "tradeoff": Plot(
+        latency_figures.tradeoff, "05_budget", "tradeoff.csv",
+        "Speed-up against the size of the prediction: up to where speculation still fits into selection, more is "
+        "better; past it, every block costs. The mark is what the budget chooses.",
+        "Two panels of three lines that rise, bend at a marked point and fall.",
+        ("method", "context_tokens", "predicted_ratio", "speedup_ratio", "chosen")),
+    "teaser": Plot(
+        latency_figures.teaser, "06_runtime", "teaser.csv",
+        "One step in serial and by PRR (the paper's Figure 1, from published stage times): attention to the predicted "
+        "blocks runs beside the selection; what is left is a short repair.",
+        "Two time lines: selection, attention, FFN in turn; and selection with speculation below it, a sliver of "
+        "repair, FFN, ending earlier.",
+        ("way", "stage", "stream", "start_us", "end_us", "predicted_ratio", "speedup_ratio", "profile", "method",
+         "context_tokens", "order_index")),
+    "speedups": Plot(
+        latency_figures.speedups, "06_runtime", "cells.csv",
+        "Table 1's thirty cells for each method, and what the timeline gives for GLM-4-9B, the one model whose stage "
+        "times are published: from Figure 2b and from the authors' kernel profile.",
+        "Two panels, hollow marks by model between 1.25 and 1.65; beside GLM-4-9B two short filled lines, one about "
+        "the highest marks and one far below all of them.",
+        ("method", "model", "benchmark", "profile", "context_tokens", "speedup_ratio"), True),
+    "baselines": Plot(
+        latency_figures.baselines, "06_runtime", "baselines.csv",
+        "What PRR is to be compared with, at 128K tokens, by the timeline. A faster kernel without any overlap is one "
+        "of the bars; so is the last step's set at PRR's own size.",
+        "Horizontal bars in four panels with their numbers: all that repair lie close together below the oracle, "
+        "serial DSA with the faster kernel about halfway, S1 below one.",
+        ("profile", "method", "context_tokens", "baseline", "speedup_ratio", "order_index")),
+    "controller": Plot(
+        cycle_figures.agreement, "14_cycle_level", "attacc.csv",
+        "The controller and its run-length form give AttAcc's cycles; M1 put into the study's formula does not, "
+        "because a queue regroups rows and because hits fit into the time that a row stays open anyway.",
+        "Two scatter charts over AttAcc's cycles: the controller's marks lie on the diagonal and at a ratio of one, "
+        "the formula's mostly above it, a few many times.",
+        ("attacc_cycles", "event_cycles", "event_ratio", "runs_cycles", "runs_ratio", "formula_cycles",
+         "formula_ratio")),
+    "per_row": Plot(
+        cycle_figures.per_row, "14_cycle_level", "per_row.csv",
+        "The formula charges a miss a whole row cycle and its hits on top. In truth the first few hits fit into the "
+        "time the row must stay open, so the formula is right for one command a row and for many, and worst in "
+        "between.",
+        "Line chart of formula over exact cycles by commands per row, two presets: near one at the left end, a peak "
+        "at a few commands, falling again to the right.",
+        ("preset", "commands_per_row_count", "exact_cycles", "formula_ratio")),
+    "reordering": Plot(
+        cycle_figures.reordering, "14_cycle_level", "reordering.csv",
+        "A queue that serves row hits first saves much where few rows come in turn, and nothing where a row is left "
+        "for good. Refresh costs every pattern the same share but the one whose row never closes.",
+        "Left, two marks a pattern: cycles of a command in order and through the queue, far apart for interleaved "
+        "rows. Right, bars of the time that refresh adds, nearly equal.",
+        ("pattern", "preset", "inorder_cycles", "queue_cycles", "refresh_ratio")),
+    "study_points": Plot(
+        cycle_figures.study_points, "14_cycle_level", "study_points.csv",
+        "The study's own counts on AttAcc come out exactly when every command is issued once for each pseudo-channel. "
+        "One command drives both; then a hit costs half, a row change as much as before, and the gain is larger.",
+        "Dot plot with a row for each allocator and sequence: published rings around our squares, and our circles far "
+        "to the left of them.",
+        ("address_map", "allocator", "seq_id", "charged", "run_cycles"), True),
+    "cycle_gains": Plot(
+        cycle_figures.gains, "14_cycle_level", "gains.csv",
+        "The gain over paged by the analytic M3 and in cycles of the controller: lower with a power limit, higher "
+        "without one, and much lower only when every hit is charged twice.",
+        "Dot plot of the gain of pim-aware and contiguous by way of counting, from charged twice on the left to "
+        "unlimited power on the right.",
+        ("allocator", "way", "gain_mean_ratio")),
+    "gain_by": Plot(
+        cycle_figures.gain_by, "14_cycle_level", "gain_by.csv",
+        "The gain hardly depends on how long a sequence is, but on how long the engine has run: a young pool of free "
+        "blocks still hands out neighbours.",
+        "Two line charts of the gain of each allocator, solid in cycles and dotted analytic: nearly flat over sequence "
+        "length, rising over the steps of the run until it settles; random lies below one.",
+        ("allocator", "length_tokens", "step", "way", "gain_mean_ratio")),
+    "compiled": Plot(
+        kernel_figures.compiled, "04_kernels", "compiled.csv",
+        "Registers of a thread and dynamic shared memory of a program of the attention kernel, for every head size and "
+        "type on each target. Above the dashed lines a kernel would spill, or not start.",
+        "Two rows of small panels, a column for each target: registers above and shared memory below, by head size, a "
+        "mark for each type, with a dashed line for the most there is.",
+        ("kernel", "dtype", "target", "triton", "dim_count", "registers_count_min", "registers_count_max",
+         "shared_bytes_max", "spills_bytes_max")),
+    "instructions": Plot(
+        kernel_figures.instructions, "04_kernels", "instructions.csv",
+        "What the instructions of each kernel are. Half-precision attention multiplies on tensor cores, float32 with "
+        "multiply-adds. Most of the rest is addresses and masks.",
+        "Stacked horizontal bars, one for each kernel and type: tensor core, multiply-add, special, global memory, "
+        "shared memory, other.",
+        ("kernel", "dtype", "target", "kind", "instructions_count", "instructions_frac")),
+    "moved": Plot(
+        kernel_figures.moved, "04_kernels", "moved.csv",
+        "The bytes that each operator asks memory for, relative to the fewest that any implementation must move. What "
+        "attention moves beyond them are the partial states of a list that is split.",
+        "Horizontal bars with their numbers, one for each operator and shape, most a little longer than a dashed line "
+        "at one; attention with more query heads than a program takes is twice as long.",
+        ("operator", "dtype", "block_tokens", "listed_count", "group_count", "missed_count", "moved_ratio",
+         "fewest_bytes")),
+    "table3": Plot(
+        kernel_figures.table3, "04_kernels", "gpu.timing.csv",
+        "How much faster than FlashInfer's block-sparse attention the paper's kernel is, by budget and block size "
+        "(its Table 3), and ours on GPUs whose times are recorded.",
+        "Line chart: hollow marks rise from about one at the smallest budget to nearly four at the largest, nearly "
+        "alike for all block sizes.",
+        ("study", "against", "block_tokens", "budget_tokens", "speedup_ratio"), True),
     "likelihood": Plot(
         fidelity_figures.likelihood, "07_fidelity", "nll.csv",
         "Negative log-likelihood of the same tokens in every mode: left over dense attention, right over DSA with the "

@@ -37,13 +37,15 @@ COVERAGE_SHOWN = [*AS, "predictor", "predicted_ratio", "prompts_count", *(f"cove
 
 
 def recordings(size: Scale, model: str = registry.OFFLINE) -> list[Trace]:
-    """The traces of a model in data/traces that a scale uses: one prompt of each family before a second one."""
+    """The traces of a model in data/traces that a scale uses, and of their layers the first ones: one prompt of each
+    family before a second one."""
     folder = paths.data_dir() / "traces"
     lines = [line for line in trace.index(folder) if line["model"] == model]
     lines.sort(key=lambda line: (line["prompt"], line["family"]))
     if not lines:
         raise ValueError(f"{folder}: no traces of {model}; `make traces` records those of {registry.OFFLINE}")
-    return [trace.read(folder / line["file"]) for line in lines[: size.prediction_prompts]]
+    chosen = lines[: size.prediction_prompts]
+    return [trace.read(folder / line["file"]).first(size.prediction_layers) for line in chosen]
 
 
 def method(name: str = METHODS[0][0], page_tokens: int = METHODS[0][1]):

@@ -1,6 +1,7 @@
 """Our own full run, kept in the tree: its CSVs, manifests and pictures, so that figures are seen before any compute.
 
-`python -m artifact.study.record` copies what `data/results/full` holds, and only what its manifests vouch for.
+`python -m artifact.study.record` copies what `data/results/full` holds, and only what its manifests vouch for, and
+fills the README's tables from it.
 """
 
 import json
@@ -9,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from artifact.study import books, paths, results, stills
+from artifact.study import books, paths, readme, results, stills
 
 _WIDE = 1  # pixels per point: half of what a run draws, enough for a screen
 _KEPT = ("notebook", "scale", "seed", "commit", "dirty", "started", "duration_s", "peak_rss_bytes", "os", "cpu",
@@ -51,3 +52,4 @@ def _pictures(home: Path, keys: tuple[str, ...], target: Path) -> list[str]:
 
 if __name__ == "__main__":
     print(json.dumps(record(), indent=1))
+    readme.refresh()

@@ -16,15 +16,17 @@ import pandas as pd
 ORIGINS = ("measured", "recorded", "simulated", "modelled", "published")
 UNITS = {  # suffix -> as people write it
     "us": "µs", "ns": "ns", "ms": "ms", "cycles": "cycles", "bytes": "bytes", "tokens": "tokens", "gbps": "GB/s",
-    "frac": "fraction", "count": "count", "ratio": "ratio", "nats": "nats",
+    "gflops": "GFLOP/s", "frac": "fraction", "count": "count", "ratio": "ratio", "nats": "nats",
 }
 SETTINGS = (  # numbers that need no unit: what was asked for, and which one it is
     "seed", "headroom", "watermark", "max_batch", "arrival_rate", "window", "kv_shards", "spec_width", "spec_depth",
     "rid", "prefix_id", "seq_id", "step", "arrival_step", "sample", "block", "region", "channel", "bank_group", "bank",
-    "row", "column", "slot", "order_index", "blocks_per_region", "layer", "head", "alpha", "beta", "gamma",
+    "row", "column", "slot", "order_index", "blocks_per_region", "layer", "head", "alpha", "beta", "gamma", "degree",
+    "ratio_degree",
 )
 SCORES = ("score", "level", "prediction", "least_selected")  # of a block, in the selection method's own measure
-PLAIN = (*SETTINGS, *SCORES, "region_spread", "published", "ours", "tolerance")  # and a ratio, a claim's own numbers
+AUDITED = ("one", "other")  # numbers of the audit, whose unit is in its column `unit`
+PLAIN = (*SETTINGS, *SCORES, *AUDITED, "region_spread", "published", "ours", "tolerance")  # a ratio, and a claim's own
 TIMING = ".timing.csv"
 MANIFEST = "manifest.json"
 _UNIT = re.compile(rf"(?:^|_)(?P<unit>{'|'.join(UNITS)})(_per_(?P<per>[a-z]+))?(?P<rest>_(p\d\d|min|max|mean))?$")

@@ -10,6 +10,7 @@ from artifact.study import paths
 
 M = TypeVar("M", bound=BaseModel)
 ORDER = ("tiny", "smoke", "full")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times quicker, where the wheel has it
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)]  # YAML has lists, a frozen model tuples
 
 
@@ -26,7 +27,13 @@ class Scale(BaseModel):
     run_length_requests: Sizes = Field(description="run lengths of the experiment on M1 by run length, requests")
     trace_requests: PositiveInt = Field(description="the first so many requests of a real trace")
     sample_requests: PositiveInt = Field(description="requests of the shorter of the two placement runs")
+    controller_runs: PositiveInt = Field(description="recorded AttAcc runs computed again, evenly taken from all")
+    controller_commands: PositiveInt = Field(description="commands of a pattern")
     prediction_prompts: PositiveInt = Field(description="the first so many of the recorded decode traces")
+    prediction_layers: PositiveInt = Field(description="the first so many of a trace's layers")
+    compiled_cases: PositiveInt = Field(description="the first so many kernels of the short list compiled again")
+    kernel_tokens: PositiveInt = Field(description="tokens of the cache that attention on the CPU is timed with")
+    kernel_rounds: PositiveInt = Field(description="rounds of each such timing")
     fidelity_prompt_tokens: PositiveInt = Field(description="prompt of a passage whose continuation is scored")
     fidelity_tokens: NonNegativeInt = Field(description="tokens scored of each passage; 0: our recorded run is shown")
     fidelity_passages: PositiveInt = Field(description="passages, from the texts in turn")
@@ -62,7 +69,7 @@ def largest(results: Path) -> str:
 def read_yaml(path: Path) -> object:
     """The content of a YAML file, safely loaded. ValueError, one line, naming the file when it is not YAML."""
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        return yaml.load(Path(path).read_text(encoding="utf-8"), _LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark else ""

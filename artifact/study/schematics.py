@@ -14,7 +14,7 @@ from artifact.study.style import INK, LOOKS, NOTE, POLICIES, QUIET, SIZE, SMALL
 
 _OPEN, _CELL, _EDGE = "#3A3A3A", "#F4F4F4", "#BDBDBD"  # an open row, a closed one, outlines
 _OTHERS = "#DCDCDC"  # blocks of other sequences, and all that nothing is said of
-_AGAIN = LOOKS["last step"].colour
+_AGAIN, _SELECT = LOOKS["last step"].colour, LOOKS["static frequency"].colour
 _ROWS, _LIT = 8, 3  # rows drawn of each bank, and which of them is open
 
 
@@ -162,6 +162,48 @@ def selecting(frame: pd.DataFrame) -> go.Figure:
     return style.note(figure, frame, "scores and times are not to scale", of="drawing; block counts: ")
 
 
+def dataflow(frame: pd.DataFrame) -> go.Figure:
+    """Figure 2a of the paper, drawn: the stages of two steps of one layer, and the blocks that both select.
+
+    `frame`: one row: model, method, context_tokens, selection_frac, attention_frac, after_frac, overlap_frac.
+    """
+    row = frame.iloc[0]
+    figure = _canvas("What one layer waits for, in two steps that follow each other", 550)
+    count, wide, left = 24, 32, 122
+    first, second = {1, 4, 5, 9, 13, 14, 18, 20, 23}, {1, 4, 5, 10, 13, 14, 19, 20, 23}
+    for top, y, name, chosen in ((0, 152, "Step t", first), (286, 236, "Step t + 1", second)):
+        _text(figure, 1, top + 14, f"<b>{name}</b>", size=SIZE)
+        boxes = (("new token:<br>q, k, v", 1, 104, _CELL), ("score the blocks'<br>summaries", 138, 146, _SELECT),
+                 ("top K", 318, 74, _SELECT), ("attend to<br>these blocks", 552, 122, _AGAIN),
+                 ("FFN", 708, 84, _OTHERS))
+        for text, x, width, fill in boxes:
+            _boxes(figure, [_Box(x, top + 34, width, 62)], fill, _EDGE)
+            _text(figure, x + width / 2, top + 65, text, size=NOTE, anchor="center",
+                  colour="white" if fill == _AGAIN else INK)
+        for x, to_x in ((107, 136), (286, 316), (394, 550), (676, 706)):
+            _line_to(figure, x, top + 65, to_x, top + 65)
+        _text(figure, 472, top + 51, "waits", size=NOTE, anchor="center")
+        for x, text in ((265, f"selection: <b>{row['selection_frac']:.2f}</b> of the step"),
+                        (613, f"attention: <b>{row['attention_frac']:.2f}</b>"),
+                        (750, f"<b>{row['after_frac']:.2f}</b>")):
+            _text(figure, x, top + 114, text, size=NOTE, anchor="center")
+        _text(figure, left - 10, y + 12, "blocks", size=NOTE, anchor="right")
+        cells = {i: _Box(left + i * wide, y, wide - 4, 24) for i in range(count)}
+        _boxes(figure, [cells[i] for i in range(count) if i not in chosen], "white", _EDGE)
+        _boxes(figure, [cells[i] for i in sorted(first & second)], _AGAIN, _AGAIN)
+        red = LOOKS["calibrated"].colour
+        _boxes(figure, [cells[i] for i in sorted(chosen - (first & second))], red, red)
+    for i in sorted(first & second):
+        x = left + i * wide + (wide - 4) / 2
+        figure.add_shape(type="line", x0=x, x1=x, y0=178, y1=234, line={"color": _AGAIN, "width": 2, "dash": "2px,4px"})
+    _text(figure, 1, 446, f"Blue: selected in both steps. In the paper's Table 5, <b>{row['overlap_frac']:.3f}</b> "
+                            "of a step's blocks (drawn: 7 of 9).")
+    _text(figure, 1, 474, "Red: selected in one of the two. Which ones is known only once top K is done:")
+    _text(figure, 1, 502, "attention waits for that in every layer, and everything after it waits for attention.")
+    return style.note(figure, frame, f"{row['model']} with {style.said(row['method'])}, "
+                      f"{row['context_tokens'] / 1024:.0f}K tokens", of="drawing; shares: ", by="the PRR paper")
+
+
 def calibration(frame: pd.DataFrame) -> go.Figure:
     """Figure 6 of the paper, drawn: prefill rows, the candidates with their objective, theta, predict and update.
 
@@ -245,7 +287,7 @@ def _shade(share: float) -> str:
 
 def _bars(figure: go.Figure, x: float, y: float, stages: Iterable[tuple[str, float]], colour: str = "") -> None:
     """Stages of a step, one after the other, named inside."""
-    fills = {"select": LOOKS["static frequency"].colour, "attend": _AGAIN, "repair": LOOKS["no trend"].colour,
+    fills = {"select": _SELECT, "attend": _AGAIN, "repair": LOOKS["no trend"].colour,
              "rest": _OTHERS}
     for name, width in stages:
         fill = colour or fills[name]

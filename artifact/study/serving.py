@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from artifact.kv import allocators, engine, placement, requests
-from artifact.pim import bandwidth, geometry, mapping
+from artifact.pim import bandwidth, geometry, mapping, streams, timing
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -152,19 +152,16 @@ def _table(kind, preset, name):
     return kind.from_mapping(scale.read_yaml(name), Path(name).stem)
 
 
-def run(cell, *, on_tables: Callable | None = None, on_progress: Callable | None = None):
+def run(cell, *, preset=None, on_tables: Callable | None = None, on_progress: Callable | None = None):
     """Simulate `cell` -> (summary dict, per-sample columns dict of arrays [S]).
 
-    The summary has the keys of the command line's `kv simulate --json`. `on_tables(samples)` sees every batch of
-    sampled block tables (`engine.Samples`, valid during the call); `on_progress(arrived, requests)` comes after each.
+    The summary has the keys of the command line's `kv simulate --json`; with a `preset` of `pim.timing` also the
+    bandwidth in cycles of its controller, without refresh (NaN where the channels see different streams).
+    `on_tables(samples)` sees every batch of sampled block tables (`engine.Samples`, valid during the call);
+    `on_progress(arrived, requests)` comes after each.
     """
-    work = cell.load_requests()
-    memory, region, num_blocks = cell.memory, cell.blocks_per_region, cell.num_blocks(work)
-    order = mapping.address_map(cell.address_map, memory)
-    lay = bandwidth.layout(order, cell.token_bytes, cell.tokens_per_block, num_blocks)
-    slots = engine.Engine.slots(work, cell.max_batch)
-    pool = allocators.pool(cell.allocator, num_blocks, region, slots, seed=cell.seed, plan=cell.pim_plan)
-    machine = engine.Engine(work, pool, _rules(cell, num_blocks), seed=cell.seed)
+    machine, lay = begin(cell)
+    memory, region, num_blocks = cell.memory, cell.blocks_per_region, lay.base.size
     batches = []
     for batch in machine.samples():
         how = {"coalesce": cell.coalesce, "window": cell.window}
@@ -179,6 +176,8 @@ def run(cell, *, on_tables: Callable | None = None, on_progress: Callable | None
             **bandwidth.metrics(counts, kv_bytes, memory)._asdict(),
             **placement.placement(batch.flat, batch.starts, batch.blocks, region, num_blocks)._asdict(),
         }
+        if preset is not None:
+            columns["controller_ns"] = _controller_ns(batch, lay, timing.preset(preset))
         batches.append({name: np.array(values) for name, values in columns.items()})
         if on_tables:
             on_tables(batch)
@@ -186,6 +185,25 @@ def run(cell, *, on_tables: Callable | None = None, on_progress: Callable | None
             on_progress(*machine.progress)
     columns = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
     return _summary(machine.outcome(), columns, cell.token_bytes), columns
+
+
+def _controller_ns(batch, lay, times):
+    """The controller's time of each sampled sequence, its legacy channels at work together."""
+    if not lay.stream.size:
+        return np.full(batch.tokens.size, np.nan)
+    return streams.many(batch.flat, batch.starts, batch.tokens, lay, times)[:, 1] * times.tck_ps / 1000
+
+
+def begin(cell):
+    """The engine of `cell` before its first step, and the layout of its pool in memory."""
+    work = cell.load_requests()
+    num_blocks = cell.num_blocks(work)
+    order = mapping.address_map(cell.address_map, cell.memory)
+    lay = bandwidth.layout(order, cell.token_bytes, cell.tokens_per_block, num_blocks)
+    slots = engine.Engine.slots(work, cell.max_batch)
+    pool = allocators.pool(cell.allocator, num_blocks, cell.blocks_per_region, slots, seed=cell.seed,
+                           plan=cell.pim_plan)
+    return engine.Engine(work, pool, _rules(cell, num_blocks), seed=cell.seed), lay
 
 
 def _rules(cell, num_blocks):
@@ -221,11 +239,19 @@ def _mean(values):
     return float(values.mean()) if values.size else float("nan")
 
 
+def _total(kv_bytes, time_ns):
+    """All bytes over all time, GB/s; NaN when there is none."""
+    return float(kv_bytes.sum() / time_ns.sum()) if kv_bytes.size else float("nan")
+
+
 def _summary(outcome, columns, token_bytes):
-    time_ns = columns["m4_latency_ns"].sum()
     latency = _spread("m4_latency_ns", columns["m4_latency_ns"])
     counts = dict(vars(outcome))
     copied_bytes = counts.pop("copied_tokens") * token_bytes
+    cycles = {}
+    if "controller_ns" in columns:
+        cycles["cycles_bandwidth_gbps"] = _mean(columns["kv_bytes"] / columns["controller_ns"])
+        cycles["cycles_total_gbps"] = _total(columns["kv_bytes"], columns["controller_ns"])
     return {
         **counts,
         "copied_bytes": copied_bytes,
@@ -236,7 +262,8 @@ def _summary(outcome, columns, token_bytes):
         "m4_latency_ns_p95": latency["m4_latency_ns_p95"],
         "m3_busiest_gbps": _mean(columns["m3_busiest_gbps"]),
         "m4_busiest_ns": _mean(columns["m4_busiest_ns"]),
-        "m3_total_gbps": float(columns["kv_bytes"].sum() / time_ns) if time_ns else float("nan"),
+        "m3_total_gbps": _total(columns["kv_bytes"], columns["m4_latency_ns"]),
+        **cycles,
         **{k: _mean(columns[k]) for k in ("block_adjacency_frac", "same_region_frac", "region_spread")},
     }
 

@@ -85,8 +85,8 @@ def row(cell, summary):
     return {**settings, "block_tokens": cell.tokens_per_block, **measured, "origin": "simulated"}
 
 
-def compute(cells, *, keep=None, workers=2, quiet=False):
-    """Run every cell -> a frame, one `row` a cell, in order.
+def compute(cells, *, keep=None, workers=2, quiet=False, preset=None):
+    """Run every cell -> a frame, one `row` a cell, in order; with a `preset` also in cycles (`serving.run`).
 
     `keep` is a folder for finished cells: what lies there and is whole is not computed again, so an interrupted
     sweep goes on where it stopped. A cell that raises is reported with its settings after all others have run
@@ -96,16 +96,16 @@ def compute(cells, *, keep=None, workers=2, quiet=False):
 
     done = {}
     for i, cell in enumerate(cells):
-        found = _kept(cell, keep)
+        found = _kept(cell, keep, preset)
         if found is not None:
             done[i] = found
     todo = [i for i in range(len(cells)) if i not in done]
     failures = []
     with tqdm(total=len(cells), initial=len(done), unit=" cells", delay=2, disable=quiet or None, leave=False) as bar:
-        for i, summary, error in _each(cells, todo, workers):
+        for i, summary, error in _each(cells, todo, workers, preset):
             if error is None:
                 done[i] = summary
-                _keep(cells[i], summary, keep)
+                _keep(cells[i], summary, keep, preset)
             else:
                 failures.append(f"{_describe(cells[i])}: {error}")
             bar.update()
@@ -114,25 +114,25 @@ def compute(cells, *, keep=None, workers=2, quiet=False):
     return pd.DataFrame([row(cells[i], done[i]) for i in range(len(cells))])
 
 
-def _summary(cell):
+def _summary(cell, preset):
     """What a worker does with one cell -> (summary, error text)."""
     try:
-        return run(cell)[0], None
+        return run(cell, preset=preset)[0], None
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
 
 
-def _each(cells, todo, workers):
+def _each(cells, todo, workers, preset):
     """Yield (index, summary, error) as cells finish, in processes when there is enough to do."""
     if workers < 2 or len(todo) < 4:
         for i in todo:
-            yield (i, *_summary(cells[i]))
+            yield (i, *_summary(cells[i], preset))
         return
     from joblib import Parallel, delayed
 
     work = Parallel(n_jobs=workers, return_as="generator_unordered")
     with _ignored(signal.SIGINT):  # workers inherit that: Ctrl-C is this process's affair
-        found = work(delayed(_numbered)(i, cells[i]) for i in todo)
+        found = work(delayed(_numbered)(i, cells[i], preset) for i in todo)
     yield from found
 
 
@@ -149,8 +149,8 @@ def _ignored(number):
         signal.signal(number, before)
 
 
-def _numbered(i, cell):
-    return (i, *_summary(cell))
+def _numbered(i, cell, preset):
+    return (i, *_summary(cell, preset))
 
 
 def _describe(cell):
@@ -158,27 +158,27 @@ def _describe(cell):
     return " ".join(f"{k}={v}" for k, v in given.items()) or "all defaults"
 
 
-def _path(cell, keep):
+def _path(cell, keep, preset):
     from artifact import compiled
 
-    text = cell.model_dump_json() + compiled.DIGEST
+    text = cell.model_dump_json() + compiled.DIGEST + (preset or "")
     if cell.trace_file:
         text += results.sha256(Path(cell.trace_file))
     return Path(keep) / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def _keep(cell, summary, keep):
+def _keep(cell, summary, keep, preset):
     if keep is not None:
         entry = {"cell": cell.model_dump(), "summary": summary}
-        results.write_text(_path(cell, keep), json.dumps(entry) + "\n")
+        results.write_text(_path(cell, keep, preset), json.dumps(entry) + "\n")
 
 
-def _kept(cell, keep):
+def _kept(cell, keep, preset):
     """A finished cell's summary; None when there is none, or none that can be trusted."""
     if keep is None:
         return None
     try:
-        entry = json.loads(_path(cell, keep).read_text(encoding="utf-8"))
+        entry = json.loads(_path(cell, keep, preset).read_text(encoding="utf-8"))
         return entry["summary"] if entry["cell"] == cell.model_dump() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
