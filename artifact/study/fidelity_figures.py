@@ -118,7 +118,7 @@ def _dots(figure: go.Figure, part: pd.DataFrame, column: str, row: int, col: int
             figure.add_annotation(text=form.format(count=int(run.found_count), of=int(run.prompts_count)), x=1.05,
                                   y=place, xanchor="left", showarrow=False, font={"size": SMALL}, row=row, col=col)
     if not form:
-        figure.add_vline(x=0, line={"color": QUIET, "width": 1.5}, row=row, col=col)
+        figure.add_vline(x=0, line={"color": QUIET, "width": 1.5}, layer="below", row=row, col=col)
 
 
 def _panels(frame: pd.DataFrame) -> list[tuple[tuple, pd.DataFrame]]:
