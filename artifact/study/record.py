@@ -4,6 +4,7 @@
 fills the README's tables from it.
 """
 
+import io
 import json
 import shutil
 import sys
@@ -38,6 +39,16 @@ def record(folder: Path | None = None, target: Path | None = None) -> list[str]:
     return written
 
 
+def _small(path: Path) -> bytes:
+    """The PNG at `path` in 128 colours: a quarter of its size, and the eye finds no difference."""
+    from PIL import Image
+
+    kept = io.BytesIO()
+    few = Image.open(path).convert("RGB").quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    few.save(kept, "PNG", optimize=True)
+    return kept.getvalue()
+
+
 def _pictures(home: Path, keys: tuple[str, ...], target: Path) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="artifact-") as draft:
         figures = [Path(draft) / f"{key}.json" for key in keys]
@@ -46,7 +57,7 @@ def _pictures(home: Path, keys: tuple[str, ...], target: Path) -> list[str]:
         stills.export(figures, lambda line: print(line, file=sys.stderr), scale=_WIDE)
         drawn = [path.with_suffix(".png") for path in figures if path.with_suffix(".png").is_file()]
         for path in drawn:
-            results.write_bytes(target / "figures" / path.name, path.read_bytes())
+            results.write_bytes(target / "figures" / path.name, _small(path))
         return [f"figures/{path.name}" for path in drawn]
 
 
