@@ -10,10 +10,9 @@ that all comparisons are paired. Modes here:
     union    PRR as the paper has it: attention to A and to all that was predicted, P
     exact    PRR, attention to A alone
 
-Budgets are shares of the prompt. The paper prints none; the 96 blocks of 64 that InfLLM-v2 takes are a quarter of the
-contexts of about 24K and an eighth of 48K.
-Without the weights, or where a scale says 0, the rows of our own recorded run stand instead, marked `recorded`. Times
-play no part here.
+Budgets are shares of the prompt. The paper prints none; the 96 blocks of 64 that InfLLM-v2 takes are a quarter of a
+context of 24K and an eighth of one of 48K. Without the weights, or where a scale says 0, the rows of our own recorded
+run stand instead, marked `recorded`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,13 +30,11 @@ from artifact.study.scale import Scale
 
 NAME = "07_fidelity"
 TEXTS = ("0", "1")  # of the family text: the constitution and what follows it; Genesis and Exodus
-BLOCK_TOKENS = 64  # of the bootstrap: neighbouring tokens' differences are alike, those of so many are not
+BLOCK_TOKENS = 64  # of the bootstrap: what neighbouring differences share is gone within so many
 MARGIN_NATS = 1e-3  # below which a difference per token means nothing to a reader
 ANSWER_TOKENS = 24  # in which a needle's number has to be said
 RATIOS = (0.5, 1.0, 1.5, 2.0)
 BY = ["method", "page_tokens", "budget_frac", "mode", "predicted_ratio"]
-
-
 NLL_SHOWN = [*BY, "text", "scored_tokens", "nll_nats", "over_dense_nats", "over_dense_nats_min", "over_dense_nats_max",
              "over_dsa_nats", "over_dsa_nats_min", "over_dsa_nats_max", "moved_frac", "missed_frac", "wasted_frac",
              "origin"]
