@@ -1,7 +1,7 @@
 """Our own full run, kept in the tree: its CSVs, manifests and pictures, so that figures are seen before any compute.
 
-`python -m artifact.study.record` copies what `data/results/full` holds, and only what its manifests vouch for, and
-fills the README's tables from it.
+`python -m artifact.study.record [03 …]` copies what `data/results/full` holds of all or some notebooks, and only what
+their manifests vouch for, and fills the README's tables from it.
 """
 
 import io
@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from artifact.study import books, paths, readme, results, stills
@@ -18,16 +19,19 @@ _KEPT = ("notebook", "scale", "seed", "commit", "dirty", "started", "duration_s"
          "python", "versions")  # fmt: skip
 
 
-def record(folder: Path | None = None, target: Path | None = None) -> list[str]:
+def record(folder: Path | None = None, target: Path | None = None, only: Sequence[str] = ()) -> list[str]:
     """Copies each notebook's results and draws its figures again, smaller; returns the names written.
 
-    `folder`: None = data/results/full; `target`: None = data/recorded/full. Raises ValueError for a notebook whose
-    results its manifest does not vouch for: then nothing of it is written.
+    `folder`: None = data/results/full; `target`: None = data/recorded/full; `only`: the first two digits of some
+    notebooks. Raises ValueError for a notebook whose results its manifest does not vouch for: then nothing of it is
+    written.
     """
     folder = paths.results_dir() / "full" if folder is None else Path(folder)
     target = paths.data_dir() / "recorded" / "full" if target is None else Path(target)
     written = []
     for book in books.shelf():
+        if only and book.name[:2] not in only:
+            continue
         manifest = results.trusted(folder / book.name)
         names = [*book.results, *_pictures(folder / book.name, book.figures, target / book.name)]
         for name in book.results:
@@ -62,5 +66,5 @@ def _pictures(home: Path, keys: tuple[str, ...], target: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(record(), indent=1))
+    print(json.dumps(record(only=sys.argv[1:]), indent=1))
     readme.refresh()
