@@ -394,7 +394,7 @@ def _launch(q, kv, blocks, per, parts, state=()):
     """Partial of [parts, B, H, D] and [parts, B, H], without the first axis where parts is None.
 
     IndexError when a list, a length or the page table names what is not there, or a block twice. Tensors go by their
-    addresses: as NumPy arrays they would cost a tenth of a repair.
+    addresses: as NumPy arrays they made a call over next to nothing twice as long.
     """
     pages, _, size, _ = kv.k.shape
     whole, parts = (tuple(q.shape), 1) if parts is None else ((parts, *q.shape), parts)

@@ -40,4 +40,4 @@ def test_nothing_unvouched_is_recorded(tmp_path):
 def test_sweep_columns_are_the_recorded_ones():
     kept = results.read(FULL / "11_bandwidth" / "headline.csv")
     cell = sweep.expand(sweep.load("headline"), scale.load("tiny"))[0]
-    assert list(sweep.compute([cell], quiet=True).columns) == list(kept.columns)
+    assert list(sweep.compute([cell], quiet=True, preset=experiments.PRESET).columns) == list(kept.columns)

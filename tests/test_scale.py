@@ -13,6 +13,8 @@ prompt_tokens: [512]
 run_length_requests: [20]
 trace_requests: 50
 sample_requests: 20
+controller_runs: 60
+controller_commands: 2000
 prediction_prompts: 2
 prediction_layers: 2
 compiled_cases: 1

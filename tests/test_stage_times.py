@@ -82,7 +82,7 @@ def test_the_other_tables_are_the_papers(golden):
 
 
 def test_published_numbers_say_where_they_stand():
-    for name, key in (("speedup", ["table", "cell"]), ("kernel", ["cell"]), ("utilization", ["table", "cell"]),
+    for name, key in (("speedup", ["table", "cell"]), ("kernels", ["cell"]), ("utilization", ["table", "cell"]),
                       ("statements", ["statement"])):
         frame = results.read(paths.data_dir() / "published" / f"prr_{name}.csv")
         assert set(frame["origin"]) == {"published"} and frame["source"].notna().all()

@@ -65,8 +65,8 @@ def per_row(frame: pd.DataFrame) -> go.Figure:
                               yshift=18, xshift=-60 if preset == "HBM3_5.2Gbps" else 62,
                               font={"size": SMALL, "color": colour})
     figure.add_hline(y=1, line={"color": INK, "width": 2})
-    figure.update_xaxes(title_text="commands per row (count)", type="log", ticktext=[1, 2, 4, 8, 16, 32, 64],
-                        tickvals=[1, 2, 4, 8, 16, 32, 64], range=[-0.05, math.log10(counts[-1]) + 0.05])
+    figure.update_xaxes(title_text="commands per row (count)", type="log", tickvals=[1, 2, 4, 8, 16, 32, 64],
+                        range=[-0.05, math.log10(counts[-1]) + 0.05])
     figure.update_yaxes(title_text="formula / exact (ratio)", range=[0.95, frame["formula_ratio"].max() + 0.06])
     return style.note(figure, frame, "in order, without refresh; the axis does not start at zero")
 
@@ -121,7 +121,7 @@ def gains(frame: pd.DataFrame) -> go.Figure:
 def gain_by(frame: pd.DataFrame) -> go.Figure:
     """The gain over paged by sequence length and by age of the run: in cycles, and analytic."""
     figure = style.sheet("Gain by sequence length, and by age of the run", 620, cols=2, legend=True, headings=True,
-                         horizontal_spacing=0.09)
+                         shared_yaxes=True, horizontal_spacing=0.06)
     names = style.policies(frame)
     for col, (column, title) in enumerate((("length_tokens", "length up to (tokens)"),
                                            ("step", "step up to (count)")), 1):

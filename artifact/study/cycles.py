@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from artifact.kv import allocators
 from artifact.pim import bandwidth, controller, geometry, mapping, runs, streams, timing
 from artifact.study import paths, results, serving, simulators
 from artifact.study.serving import Cell
 
-_COMPARED = ("paged", "pim-aware", "contiguous", "random")
 PRESETS = ("HBM3_5.2Gbps", "HBM3_5.2Gbps_NPC")  # AttAcc's default, with and without its power limit
 
 
@@ -268,7 +268,7 @@ def sequences(size, *, block_tokens=16):
     """
     requests, wanted = min(1000, size.sweep_requests), None
     frames = []
-    for allocator in _COMPARED:
+    for allocator in allocators.NAMES:  # paged first
         every = {} if wanted is None else {"sample_every": 1, "sample_sequences": 64}
         cell = Cell(allocator=allocator, requests=requests, seed=size.seed, block_tokens=block_tokens, **every)
         machine, lay = serving.begin(cell)

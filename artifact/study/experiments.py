@@ -12,7 +12,7 @@ from artifact.study import paths, results, sweep
 from artifact.study.serving import Cell, run
 
 _COMPARED = allocators.NAMES
-_PRESET = "HBM3_5.2Gbps"  # AttAcc's default, in whose cycles a gain is counted beside M3's
+PRESET = "HBM3_5.2Gbps"  # AttAcc's default, in whose cycles a gain is counted beside M3's
 
 
 def recorded(notebook, name):
@@ -22,7 +22,7 @@ def recorded(notebook, name):
 
 def headline(size, keep=None):
     """M1 to M4 by block size and workload: the study's 48 headline cells."""
-    return sweep.compute(sweep.expand(sweep.load("headline"), size), keep=keep, preset=_PRESET)
+    return sweep.compute(sweep.expand(sweep.load("headline"), size), keep=keep, preset=PRESET)
 
 
 def heatmap(size, keep=None):
@@ -158,7 +158,7 @@ def traces(size, keep=None, folder=None):
         for file in files
         for allocator in _COMPARED
     ]
-    return sweep.compute(cells, keep=keep, preset=_PRESET)
+    return sweep.compute(cells, keep=keep, preset=PRESET)
 
 
 _OWN = (

@@ -114,12 +114,12 @@ def utilization(frame: pd.DataFrame) -> go.Figure:
 
 def teaser(frame: pd.DataFrame) -> go.Figure:
     """Figure 1: one step in serial, and by PRR."""
-    return _timelines(frame, "One step, in turn and overlapped", 330)
+    return _timelines(frame, "One step, in turn and overlapped", 330, "Table 7, GLM-4-9B")
 
 
 def budget(frame: pd.DataFrame) -> go.Figure:
     """Figure 5: one step with delta too small, too large, and as large as fits."""
-    return _timelines(frame, "How much to speculate on", 590)
+    return _timelines(frame, "How much to speculate on", 590, "our recorded traces of a small model")
 
 
 def tradeoff(frame: pd.DataFrame) -> go.Figure:
@@ -233,8 +233,8 @@ def baselines(frame: pd.DataFrame) -> go.Figure:
                                      "of our recorded traces", "no contention; the faster kernel: Table 3's mean")
 
 
-def _timelines(frame: pd.DataFrame, title: str, height: int) -> go.Figure:
-    """Ways to run one step below each other, each with its two streams."""
+def _timelines(frame: pd.DataFrame, title: str, height: int, coverage: str) -> go.Figure:
+    """Ways to run one step below each other, each with its two streams. `coverage`: whose it is, for the foot."""
     ways = list(dict.fromkeys(frame.sort_values("order_index")["way"]))
     figure = style.sheet(title, height + 60, legend=True, left=150, bottom=_LONG)
     unit, name_of = (1000, "ms") if frame["end_us"].max() >= 2000 else (1, "µs")
@@ -272,7 +272,7 @@ def _timelines(frame: pd.DataFrame, title: str, height: int) -> go.Figure:
     first = frame.iloc[0]
     return style.note(figure, frame, f"stage times: {PROFILES.get(first['profile'], first['profile'])}, "
                       f"{style.said(first['method'])}, {first['context_tokens'] / 1024:.0f}K tokens; PRR's kernel: "
-                      "Table 3's mean", "the number with ×: speed-up over serial DSA; no contention")
+                      "Table 3's mean", f"coverage: {coverage}; ×: speed-up over serial DSA; no contention")
 
 
 def _bar(stage: str, hollow: bool) -> dict:
