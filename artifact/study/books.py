@@ -16,7 +16,7 @@ from artifact.study import claims, execute, paths, provenance, results
 from artifact.study.scale import Scale
 
 _DECLARED = ("results", "figures", "tables", "needs", "claims")
-_NOT_INPUT = ("results", "models", "recorded", "claims.yml")  # of data/: claims count by notebook, below
+_NOT_INPUT = ("results/", "models/", "recorded/full/", "claims.yml")  # of data/: claims count by notebook, below
 _NOT_CODE = ("__main__.py", "report.py")  # they show results and never make them
 
 
@@ -104,7 +104,7 @@ def _surroundings() -> dict[str, str]:
             for path in sorted(folder.rglob("*.py")) if path.name not in _NOT_CODE}
     data = {path.relative_to(checkout / "data").as_posix(): path for path in sorted((checkout / "data").rglob("*"))
             if path.is_file()} if checkout else {}
-    data = {name: path for name, path in data.items() if name.partition("/")[0] not in _NOT_INPUT}
+    data = {name: path for name, path in data.items() if not name.startswith(_NOT_INPUT)}
     installed = provenance.versions()
     return {"code": _digest([[*path.parts[-2:], results.sha256(path)] for path in code]),
             "data": _digest([[name, path.stat().st_size if name.startswith("serving/") else results.sha256(path)]
