@@ -68,10 +68,11 @@ def test_a_constraint_blocks_one_cycle_before_and_not_on_the_cycle(row):
 
     held = {"misplaced": (unit >> 4) << 2 | unit & 3}.get(row.level, bank)
     assert ready(held) > free - 1 and ready(held) <= free
+    alone = row.before in ("REFab", "MOVE", "SFM")
     elsewhere = {"pseudochannel": 32, "rank": 5, "bankgroup": 25, "bank": 22, "misplaced": bank}.get(row.level)
-    if elsewhere is not None and not (row.level == "pseudochannel" and row.before not in ("REFab", "MOVE")):
+    if elsewhere is not None and (alone or row.level != "pseudochannel"):
         assert ready(elsewhere) < 0, "another node of the level is not held up"
-    others = set(names.values()) - {after}
+    others = set(names.values()) - {after, timing.SFM}
     assert all(controller.ready_at(dev, 0, other, held, 0, False) < 0 for other in others)
 
 
@@ -137,6 +138,21 @@ def test_a_refresh_by_hand():
     assert (kind, j) == ("P", -1) and closed >= 5070 and closed - 45 == log[first - 3][0]
     assert [cycle for cycle, _, _ in refs] == [closed + 1, closed + 2]
     assert opened[:2] == (closed + 1 + 456, "A")
+
+
+def test_a_move_waits_for_its_banks_queued_hits_and_for_no_other():
+    trace = streams.expand(np.zeros(3, dtype=int))
+    trace = trace._replace(op=np.array([timing.MAC, timing.MAC, timing.MOVE], dtype=np.int8))
+    for bank, cycle in ((0, 27), (1, 1)):  # behind both MACs; beside the activation
+        _, log = controller.events(trace._replace(bank=np.array([0, 0, bank], dtype=np.int8)), NORMAL, log=10)
+        assert [at for at, command, _ in log.tolist() if command == timing.MOVE] == [cycle]
+
+
+def test_a_softmax_waits_for_nothing_and_moves_wait_for_it():
+    trace = streams.expand(np.zeros(3, dtype=int))
+    trace = trace._replace(op=np.array([timing.MOVE, timing.SFM, timing.MOVE], dtype=np.int8))
+    _, log = controller.events(trace, NORMAL, log=10)
+    assert log[:, 0].tolist() == [1, 2, 6]  # nCCDL after the SFM of the same bank group
 
 
 def test_identical_channels_take_one_channels_cycles():

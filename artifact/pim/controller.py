@@ -5,10 +5,10 @@ all-bank MACs (`runs`), lanes for same-bank and per-bank ones (`lanes`), else th
 every command, barriers, several channels and every quirk, and reads `timing`'s table of constraints and nothing else.
 
 The scheduler (AttAcc's pim_scheduler.cpp): of the queue's 33 entries the oldest that is ready; a command that would
-open or close a row waits while its bank still has a row hit queued, unless it is the queue's head; what reads or moves
-waits for the first barrier. One row and one column command a cycle. A refresh, due every nREFI, precharges all and goes
-first, but row hits keep issuing beside it. The frontend fills the queues from the trace until the next command's
-channel is full. Row hits are MACs that needed no activation of their own: MACs less activations.
+open or close a row, or move data, waits while its bank still has a row hit queued, unless it is the queue's head; what
+reads or moves waits for the first barrier. One row and one column command a cycle. A refresh, due every nREFI,
+precharges all and goes first, but row hits keep issuing beside it. The frontend fills the queues from the trace until
+the next command's channel is full. Row hits are MACs that needed no activation of their own: MACs less activations.
 
 Not modelled: LD and ST, several kinds of MAC in one trace, PIM_SET_MODEL and PIM_SET_HEAD.
 """
@@ -102,7 +102,7 @@ def ready_at(dev, c, command, bank, unit, both):
 def issue(dev, c, command, bank, unit, cycle, rules):
     """Note in channel c what `command`, issued at `cycle`, makes others wait for."""
     ready = dev.ready[c]
-    alone = command == REF or command == MOVE
+    alone = command == REF or command == MOVE or command == SFM
     for i in range(rules.shape[0]):
         if rules[i, 0] != command:
             continue
@@ -166,7 +166,7 @@ def _pick(dev, c, cycle, mode, op, bank, row, both):
         earliest = -NEVER if command == SFM else ready_at(dev, c, command, bank[j], unit, both)
         if earliest > cycle:
             later = min(later, earliest)
-        elif moves or k == 0 or not hit[bank[j]]:
+        elif command == MAC or k == 0 or not hit[bank[j]]:
             return k, command, later, dropped
     return -1, -1, later, dropped
 

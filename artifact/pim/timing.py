@@ -124,6 +124,7 @@ LEVELS = ("channel", "pseudochannel", "rank", "bankgroup", "bank", "misplaced")
 _PIM = _FILE + ", populate_timingcons, PIM-MAC-"
 _AB, _SB, _PB = _PIM + "All-Bank", _PIM + "Same-Bank", _PIM + "Per-Bank"
 _MOVE = _FILE + ", populate_timingcons, Data Movement: WRGB, MVSB and MVGB among each other"
+_SFM = "; SFM itself waits for nothing: its scope is the channel"
 _SLOT = ": an activation takes the row bus for two cycles"
 _RAS = _FILE + ", populate_timingcons, DRAM Default, Pseudo Channel; AttAcc lacks it for this mode"
 _JEDEC = "JEDEC JESD238A (HBM3), refresh: tRFC from REFab to REFab; AttAcc lacks it"
@@ -182,6 +183,9 @@ CONSTRAINTS = (
     Constraint("pseudochannel", "MOVE", "MOVE", "nBL", _MOVE),
     Constraint("rank", "MOVE", "MOVE", "nCCDS", _MOVE),
     Constraint("bankgroup", "MOVE", "MOVE", "nCCDL", _MOVE),
+    Constraint("pseudochannel", "SFM", "MOVE", "nBL", _MOVE + _SFM),
+    Constraint("rank", "SFM", "MOVE", "nCCDS", _MOVE + _SFM),
+    Constraint("bankgroup", "SFM", "MOVE", "nCCDL", _MOVE + _SFM),
 )
 
 # what the event loops call a command; in mode AB, PRE is PREA
@@ -189,7 +193,8 @@ ACT, MAC, PRE, PREA, REF, MOVE, SFM, BARRIER = range(8)
 
 def roles(mode):
     """A mode's commands -> the event loops' numbers; those of other modes are not among them."""
-    found = {f"ACT{mode}": ACT, f"MAC{mode}": MAC, f"PRE{mode}": PRE, "PREA": PREA, "REFab": REF, "MOVE": MOVE}
+    found = {f"ACT{mode}": ACT, f"MAC{mode}": MAC, f"PRE{mode}": PRE, "PREA": PREA, "REFab": REF, "MOVE": MOVE,
+             "SFM": SFM}
     return found | {"PREA": PRE} if mode == "AB" else found
 
 
