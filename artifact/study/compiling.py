@@ -22,7 +22,7 @@ from artifact.study.scale import Scale
 
 COMPILED, MOVED = "compiled.csv", "moved.csv"
 NVIDIA = ("sm80", "sm90", "sm100")
-TYPICAL = {"dim_count": 128, "block_tokens": 64, "group_count": 4}  # the shape whose instructions are shown
+TYPICAL = {"dim_count": 128, "block_tokens": 64, "group_count": 8}  # the shape whose instructions are shown
 MIX = {"tensor core": "mma_count", "multiply-add": "fma_count", "exp2 and the like": "special_count",
        "global memory": "global_accesses_count", "shared memory": "shared_accesses_count"}
 CASE = ["operator", "dtype", "dim_count", "block_tokens", "group_count"]

@@ -88,7 +88,7 @@ def instructions(frame: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.5, -0.5],
                         showgrid=False, ticks="")
     return style.note(figure, frame, "counted in the code once, however often a loop runs",
-                      of=f"for {frame['target'].iloc[0]}, 128 channels, blocks of 64 tokens, 4 query heads a KV head; ")
+                      of=f"for {frame['target'].iloc[0]}, 128 channels, blocks of 64 tokens, 8 query heads a KV head; ")
 
 
 def moved(frame: pd.DataFrame) -> go.Figure:
