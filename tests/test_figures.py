@@ -91,7 +91,7 @@ def test_a_figure_does_not_change_its_frame(frames):
 
 # --- policies
 
-@pytest.mark.parametrize("kind", [style.POLICIES, style.PREDICTORS, style.METHODS])
+@pytest.mark.parametrize("kind", [style.POLICIES, style.PREDICTORS, style.METHODS, style.MODES])
 def test_what_is_compared_differs_in_colour_marker_and_pattern(kind):
     for looks in zip(*kind.values(), strict=True):
         assert len(set(looks)) == len(kind)
