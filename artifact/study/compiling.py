@@ -28,6 +28,8 @@ MIX = {"tensor core": "mma_count", "multiply-add": "fma_count", "exp2 and the li
 CASE = ["operator", "dtype", "dim_count", "block_tokens", "group_count"]
 AGAIN_SHOWN = [*CASE, "kernel", "target", "registers_count", "spills_bytes", "shared_bytes", "buffers_count",
                "mma_count", "fma_count", "instructions_count", "same", "origin"]
+GPU = ["study", "against", "kv_heads_count", "block_tokens", "budget_tokens", "speedup_ratio", "ours", "bound_ratio",
+       "holds_count", "device", "order_index", "source", "origin"]
 _NAMES = {"dim": "dim_count", "block": "block_tokens", "group": "group_count"}
 DECODE, PLANNED, BSR, REPLANNED = "triton", ("flashinfer decode", "flashinfer decode, tensor cores"), \
     "flashinfer bsr", "flashinfer bsr and its plan"
@@ -195,10 +197,10 @@ def gpu(files: Iterable[Path] | None = None) -> pd.DataFrame:
     columns: study, against, the shape, speedup_ratio (their time / ours); of what is bounded `ours`, bound_ratio and
     holds_count (1 or 0); device, order_index (of the file), source, origin.
     """
-    theirs = printed.kernels().drop(columns="table").assign(study="table3", against="BSR", kv_heads_count=8)
+    theirs = printed.kernels().assign(study="table3", against="BSR", kv_heads_count=8, device="H100")
     files = gpu_files() if files is None else files
     ours = [_speeds(path).assign(order_index=index) for index, path in enumerate(files)]
-    return pd.concat([*ours, theirs], ignore_index=True)
+    return pd.concat([*ours, theirs], ignore_index=True).reindex(columns=GPU)
 
 
 def _speeds(path):

@@ -140,7 +140,7 @@ def table3(frame: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(title_text="FlashInfer's time / the kernel's (ratio)", range=[0, 1.08 * most])
     figure.add_hline(y=1, line={"color": INK, "width": 1.5, "dash": "7px,4px"})
     if ours.empty:
-        figure.add_annotation(text="<b>ours: not measured here</b>, no times of a GPU are recorded", xref="paper",
+        figure.add_annotation(text="<b>ours: not measured here</b>, for want of a GPU", xref="paper",
                               yref="paper", x=0.98, y=0.06, xanchor="right", yanchor="bottom", showarrow=False,
                               font={"size": SMALL, "color": QUIET})
     style.key(figure, [(f"{size} tokens a block", {"mode": "markers", "marker": {
