@@ -58,7 +58,7 @@ def test_every_axis_has_a_unit_or_names(drawn, key):
 @pytest.mark.parametrize("key", KEYS)
 def test_every_figure_says_where_its_numbers_come_from(drawn, frames, key):
     words = {origin: origin for origin in ("simulated", "modelled", "published", "recorded", "measured")}
-    foot = max(texts(drawn[key])[1:], key=lambda text: sum(word in text.lower() for word in words.values())).lower()
+    foot = max(reversed(texts(drawn[key])[1:]), key=lambda text: sum(word in text.lower() for word in words.values())).lower()
     assert all(words[origin] in foot for origin in set(frames[key]["origin"]))
 
 
@@ -292,7 +292,7 @@ def test_no_text_is_cut_off_and_none_lies_on_another(drawn, tmp_path):
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
         page = chromium.new_page(viewport={"width": 1200, "height": 900})
-        page.goto(page_file.as_uri())
+        page.goto(page_file.as_uri(), timeout=120_000)
         page.wait_for_function(f"document.querySelectorAll('.main-svg').length >= {2 * len(KEYS)}")
         found = page.evaluate(_TEXTS)
         chromium.close()

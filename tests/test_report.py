@@ -178,13 +178,13 @@ def test_a_browser_without_a_network_shows_it(site):
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on("requestfailed", lambda request: troubles.append(request.url))
         page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
-        page.goto((site / "index.html").as_uri())
+        page.goto((site / "index.html").as_uri(), timeout=120_000)
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
         page.get_by_role("link", name="11 bandwidth").first.click()
         page.wait_for_selector("#plot-11_bandwidth-bandwidth .main-svg")
         assert page.locator(".plot .main-svg").count() >= 2
-        page.goto((site / "gallery.html").as_uri())
+        page.goto((site / "gallery.html").as_uri(), timeout=120_000)
         page.wait_for_selector("#plot-11_bandwidth-bandwidth .main-svg")
         page.set_viewport_size({"width": 400, "height": 800})
         page.wait_for_function("document.documentElement.scrollWidth <= 400", timeout=10_000)  # fits a narrow screen
