@@ -58,7 +58,7 @@ def test_every_axis_has_a_unit_or_names(drawn, key):
 @pytest.mark.parametrize("key", KEYS)
 def test_every_figure_says_where_its_numbers_come_from(drawn, frames, key):
     words = {origin: origin for origin in ("simulated", "modelled", "published", "recorded", "measured")}
-    foot = max(reversed(texts(drawn[key])[1:]), key=lambda text: sum(word in text.lower() for word in words.values())).lower()
+    foot = max(texts(drawn[key])[1:], key=lambda text: sum(word in text.lower() for word in words.values())).lower()
     assert all(words[origin] in foot for origin in set(frames[key]["origin"]))
 
 
