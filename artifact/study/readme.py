@@ -6,7 +6,7 @@ from pathlib import Path
 
 from artifact.study import books, claims, paths
 
-_CLAIM = re.compile(r"^\| (?P<text>.+?) \| `(?P<id>[\w-]+)` \|[^|]*\| *(?P<ours>[\d.]*)[^|]*\|[^|]*\|[^|]*\|$", re.M)
+_CLAIM = re.compile(r"^\| (?P<text>.+?) \| `(?P<id>[\w-]+)` \|[^|]*\| *(?P<ours>-?[\d.]*)[^|]*\|[^|]*\|[^|]*\|$", re.M)
 _COSTS = re.compile(r"(?<=\|---\|--:\|--:\|\n)(\| `\d\d_\w+` \|.+\n)+")
 _MACHINE = re.compile(r"(?<=What it costs, on )[^,]+(?=,)")
 _COUNT = re.compile(r"(?<=decides all )\d+(?= claims)")
@@ -26,7 +26,8 @@ def filled(text: str, recorded: Path | None = None) -> str:
         claim = verdicts.loc[found["id"]]
         published = claim["published"] if isinstance(claim["published"], str) else ""
         digits = len(found["ours"].partition(".")[2])
-        ours = f"{float(claim['ours']):.{digits}f}" if claim["verdict"] != "not-measured-here" else ""
+        decided = claim["verdict"] != "not-measured-here"
+        ours = f"{round(float(claim['ours']), digits) + 0.0:.{digits}f}" if decided else ""  # + 0.0: no minus zero
         return f"| {found['text']} | `{found['id']}` | {published} | {ours} | {claim['origin']} | {claim['verdict']} |"
 
     manifests = {book.name: recorded / "full" / book.name / "manifest.json" for book in books.shelf()}
