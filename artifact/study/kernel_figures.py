@@ -120,7 +120,7 @@ def table3(frame: pd.DataFrame) -> go.Figure:
     frame = frame[frame["study"] == "table3"]
     theirs = style.published(frame)
     ours = frame[(frame["origin"] != "published") & (frame["against"] == "BSR")]
-    figure = style.sheet("Speed-up over FlashInfer's block-sparse attention", 650, legend=2)
+    figure = style.sheet("Speed-up over FlashInfer's block-sparse attention", 680, legend=2, bottom=160)
     sizes = sorted(frame["block_tokens"].dropna().astype(int).unique())
     for part, hollow in ((theirs, True), (ours, False)):
         for size in sizes:
