@@ -577,8 +577,8 @@ FIGURES: dict[str, Plot] = {
         ("kind", "predictor", "step", "coverage_frac", "moved_frac", "prompts_count")),
     "compiled": Plot(
         kernel_figures.compiled, "04_kernels", "compiled.csv",
-        "Registers of a thread and dynamic shared memory of a program of the attention kernel, for every head size and "
-        "type on each target. Above the dashed lines a kernel would spill, or not start.",
+        "Registers of a thread and dynamic shared memory of a program of the attention kernel, for each head size and "
+        "type that is recorded. Above the dashed lines a kernel would spill, or not start.",
         "Two rows of small panels, a column for each target: registers above and shared memory below, by head size, a "
         "mark for each type, with a dashed line for the most there is.",
         ("kernel", "dtype", "target", "triton", "dim_count", "registers_count_min", "registers_count_max",
