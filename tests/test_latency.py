@@ -63,7 +63,7 @@ def test_tables_are_as_printed():
     row = eight[(eight["model"] == "Qwen3-32B") & (eight["method"] == "infllm") & (eight["stage"] == "S2")].iloc[0]
     assert row[["LongBench", "InfiniteBench", "RULER", "AIME", "MATH500", "average"]].tolist() \
         == [1.11, 1.11, 1.09, 1.12, 1.13, 1.11]
-    assert three.loc[3, ["page_tokens", "8192 tokens"]].tolist() == [128, 3.71] and len(latency.table6()) == 8
+    assert three.loc[3, ["block_tokens", "8192 tokens"]].tolist() == [128, 3.71] and len(latency.table6()) == 8
 
 
 # --- budgets
