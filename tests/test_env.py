@@ -47,7 +47,7 @@ def test_env_json_is_one_flat_object_about_this_machine(cli):
     found = json.loads(ran.out)
     assert not any(isinstance(value, dict) for value in found.values())
     assert found["python"] == platform.python_version()
-    assert 1 <= found["cores_count"] <= os.cpu_count()
+    assert found["cores_count"] in range(1, os.cpu_count() + 1)
     assert 2**28 < found["memory_bytes"] < 2**50
     assert found["tier_cpu"] is True and found["tier_cpu_reason"] is None
     for tier in ("model", "gpu"):

@@ -258,7 +258,7 @@ def test_without_quirks_refreshes_keep_their_distances(rows):
     for i, cycle in refs[1::2]:
         assert min((at for at, letter, _ in kept[i:] if letter == "A"), default=1 << 30) >= cycle + NORMAL.nRFC
     burst = [cycle for cycle, letter, _ in _log(rows, refresh=True) if letter == "R"]
-    assert 1 in np.diff(burst)
+    assert (np.diff(burst) == 1).any()  # AttAcc refreshes both halves in adjacent cycles
 
 
 def test_data_moves_beside_macs():

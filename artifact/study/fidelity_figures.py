@@ -123,9 +123,7 @@ def _dots(figure: go.Figure, part: pd.DataFrame, column: str, row: int, col: int
 
 def _panels(frame: pd.DataFrame) -> list[tuple[tuple, pd.DataFrame]]:
     """(method, tokens per block, budget) and its rows: Quest before InfLLM-v2, small blocks first, large budgets."""
-    unknown = sorted(set(frame["mode"]) - set(MODES))
-    if unknown:
-        raise ValueError(f"mode {unknown[0]!r} has no colour; allowed: {', '.join(MODES)}")
+    style.known(frame, "mode", MODES)
     rows = frame[frame["mode"] != "dense"]
     if rows.empty:
         raise ValueError("no rows but of dense attention; a figure needs a mode that selects")

@@ -304,8 +304,4 @@ def _profiles(frame: pd.DataFrame) -> list[str]:
 
 def _methods(frame: pd.DataFrame) -> list[str]:
     """The frame's selection methods in the house's order; ValueError for one that has no colour."""
-    found = set(frame["method"])
-    unknown = sorted(map(str, found - set(METHODS)))
-    if unknown:
-        raise ValueError(f"method {unknown[0]!r} has no colour; allowed: {', '.join(METHODS)}")
-    return [method for method in METHODS if method in found]
+    return style.known(frame, "method", METHODS)

@@ -5,7 +5,7 @@ What this artifact computed is filled, what others published is hollow.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -88,13 +88,18 @@ def sheet(title: str, height: int, rows: int = 1, cols: int = 1, *, legend: int 
     return figure
 
 
+def known(frame: pd.DataFrame, column: str, looks: Mapping[str, object]) -> list[str]:
+    """The values of a frame's `column` in the order of `looks`; ValueError for one that is not among these."""
+    found = set(frame[column])
+    unknown = sorted(map(str, found - set(looks)))
+    if unknown:
+        raise ValueError(f"{column} {unknown[0]!r} has no colour; allowed: {', '.join(looks)}")
+    return [name for name in looks if name in found]
+
+
 def policies(frame: pd.DataFrame) -> list[str]:
     """The frame's allocators in the house's order; ValueError for one that has no colour."""
-    found = set(frame["allocator"])
-    unknown = sorted(map(str, found - set(POLICIES)))
-    if unknown:
-        raise ValueError(f"allocator {unknown[0]!r} has no colour; allowed: {', '.join(POLICIES)}")
-    return [name for name in POLICIES if name in found]
+    return known(frame, "allocator", POLICIES)
 
 
 def ours(frame: pd.DataFrame) -> pd.DataFrame:
@@ -112,11 +117,7 @@ def published(frame: pd.DataFrame) -> pd.DataFrame:
 
 def predictors(frame: pd.DataFrame) -> list[str]:
     """The frame's predictors in the house's order; ValueError for one that has no colour."""
-    found = set(frame["predictor"])
-    unknown = sorted(map(str, found - set(PREDICTORS)))
-    if unknown:
-        raise ValueError(f"predictor {unknown[0]!r} has no colour; allowed: {', '.join(PREDICTORS)}")
-    return [name for name in PREDICTORS if name in found]
+    return known(frame, "predictor", PREDICTORS)
 
 
 def said(name: str) -> str:
