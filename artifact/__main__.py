@@ -307,6 +307,18 @@ def compare(a: str, b: str, rtol: float, atol: float, as_json: bool) -> int:
     return int(bool(rows))
 
 
+def _print_with(said: dict[str, object], as_json: bool, **rows: list[dict[str, object]]) -> None:
+    """`_print`, then a table of each of `rows`; or all of it as one JSON object."""
+    from artifact.study import tables
+
+    if as_json:
+        _print_json(**said, **rows)
+        return
+    _print(said, as_json)
+    for some in rows.values():
+        click.echo(tables.text(some, list(some[0])))
+
+
 def _print_json(**content: object) -> None:
     click.echo(json.dumps(content, allow_nan=False, default=lambda value: value.item()))  # .item(): NumPy's scalars
 
@@ -509,15 +521,10 @@ def budget_(source: str, method: str, contexts: tuple, as_json: bool, **asked: o
     At contexts that were timed from the times themselves, elsewhere from polynomials; their degree is the one that
     predicts left-out points best. beyond: the context is longer than any that was timed.
     """
-    from artifact.study import latency, tables
+    from artifact.study import latency
 
     said, deltas, tried = latency.budget_of(source, method, contexts, **asked)
-    if as_json:
-        _print_json(**said, deltas=deltas, degrees=tried)
-        return
-    _print(said, as_json)
-    click.echo(tables.text(deltas, list(deltas[0])))
-    click.echo(tables.text(tried, list(tried[0])))
+    _print_with(said, as_json, deltas=deltas, degrees=tried)
 
 
 @prr.command("timeline")
@@ -534,19 +541,14 @@ def timeline_(source: str, method: str, context: int, contention: str, as_json: 
     serial: select, then attend. fast: the same with the faster kernel. reuse: attend to the prediction alone.
     recompute: all again when anything was missed. repair: PRR.
     """
-    from artifact.study import latency, tables
+    from artifact.study import latency
 
     try:
         first, second = (float(number) for number in contention.split(","))
     except ValueError:
         raise ValueError(f"contention is {contention!r}; allowed: two numbers, as 0.2,0.1") from None
     said, ways, events = latency.timeline_of(source, method, context, slower=(first, second), **asked)
-    if as_json:
-        _print_json(**said, ways=ways, events=events)
-        return
-    _print(said, as_json)
-    click.echo(tables.text(ways, list(ways[0])))
-    click.echo(tables.text(events, list(events[0])))
+    _print_with(said, as_json, ways=ways, events=events)
 
 
 @cli.group()

@@ -80,30 +80,41 @@ def layout(address_map, token_bytes, block_tokens, num_blocks):
 
 
 @compiled
+def regroup(keys, start, end, banks, bank_bits, rows, used, most):
+    """The bursts `keys[start:end]` (row | bank) of one window by row -> how many rows, and the last burst's.
+
+    rows: the rows as they first come; most: commands of each, the most bursts of it in one bank. Both and used, of
+    rows x banks, must be zero where they are added to.
+    """
+    bank_mask = banks - 1
+    distinct, slot, row = 0, 0, -1
+    for i in range(start, end):
+        key = keys[i]
+        if key >> bank_bits != row:
+            row = key >> bank_bits
+            slot = 0
+            while slot < distinct and rows[slot] != row:
+                slot += 1
+            if slot == distinct:
+                rows[slot] = row
+                distinct += 1
+        at = slot * banks + (key & bank_mask)
+        used[at] += 1
+        if used[at] > most[slot]:
+            most[slot] = used[at]
+    return distinct, row
+
+
+@compiled
 def _count_window(keys, n, banks, window, rows, used, most):
     """Commands and misses of one channel's `keys[:n]` (row | bank) in tumbling windows; scratch is all zero."""
-    bank_mask = banks - 1
     bank_bits = 0
     while (1 << bank_bits) < banks:
         bank_bits += 1
     commands, misses = 0, 0
     open_row = -1
     for start in range(0, n, window):
-        distinct, slot, row = 0, 0, -1
-        for i in range(start, min(start + window, n)):
-            key = keys[i]
-            if key >> bank_bits != row:
-                row = key >> bank_bits
-                slot = 0
-                while slot < distinct and rows[slot] != row:
-                    slot += 1
-                if slot == distinct:
-                    rows[slot] = row
-                    distinct += 1
-            at = slot * banks + (key & bank_mask)
-            used[at] += 1
-            if used[at] > most[slot]:
-                most[slot] = used[at]
+        distinct, last = regroup(keys, start, min(start + window, n), banks, bank_bits, rows, used, most)
         misses += distinct
         for s in range(distinct):
             commands += most[s]
@@ -112,7 +123,7 @@ def _count_window(keys, n, banks, window, rows, used, most):
             most[s] = 0
             for b in range(s * banks, (s + 1) * banks):
                 used[b] = 0
-        open_row = row
+        open_row = last
     return commands, misses
 
 

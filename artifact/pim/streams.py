@@ -212,26 +212,12 @@ def _lines(path, lines):
 @compiled
 def _gather(keys, n, banks, window, rows, used, most, out):
     """Rows of the commands that one channel's `keys[:n]` (row | bank) become in tumbling windows -> how many."""
-    bank_mask, bank_bits = banks - 1, 0
+    bank_bits = 0
     while (1 << bank_bits) < banks:
         bank_bits += 1
     commands, carried = 0, -1
     for start in range(0, n, window):
-        distinct, slot, row = 0, 0, -1
-        for i in range(start, min(start + window, n)):
-            key = keys[i]
-            if key >> bank_bits != row:
-                row = key >> bank_bits
-                slot = 0
-                while slot < distinct and rows[slot] != row:
-                    slot += 1
-                if slot == distinct:
-                    rows[slot] = row
-                    distinct += 1
-            at = slot * banks + (key & bank_mask)
-            used[at] += 1
-            most[slot] = max(most[slot], used[at])
-        last = row
+        distinct, last = bandwidth.regroup(keys, start, min(start + window, n), banks, bank_bits, rows, used, most)
         for turn in range(3):  # the row carried in, the others, the row of the last burst
             for s in range(distinct):
                 when = 0 if rows[s] == carried else 2 if rows[s] == last else 1
