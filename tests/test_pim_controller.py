@@ -69,7 +69,8 @@ def test_a_constraint_blocks_one_cycle_before_and_not_on_the_cycle(row):
     held = {"misplaced": (unit >> 4) << 2 | unit & 3}.get(row.level, bank)
     assert ready(held) > free - 1 and ready(held) <= free
     alone = row.before in ("REFab", "MOVE", "SFM")
-    elsewhere = {"pseudochannel": 32, "rank": 5, "bankgroup": 25, "bank": 22, "unit": 22, "misplaced": bank}.get(row.level)
+    elsewhere = {"pseudochannel": 32, "rank": 5, "bankgroup": 25, "bank": 22, "unit": 22, "misplaced": bank}
+    elsewhere = elsewhere.get(row.level)
     if elsewhere is not None and (alone or row.level != "pseudochannel"):
         assert ready(elsewhere) < 0, "another node of the level is not held up"
     others = set(names.values()) - {after, timing.SFM}

@@ -103,8 +103,8 @@ QUIRKS = {
     "misplaced_read_to_precharge": (
         "MACPB holds up the precharge of a wrong bank as well: PIMPerBankActions is off by one level"),
     "times_one_pseudochannel": (
-        "a command that acts on banks of both pseudo-channels holds up what is addressed as it is, and not what reaches "
-        "the same banks by another address"),
+        "a command that acts on banks of both pseudo-channels holds up what is addressed as it is, and not what "
+        "reaches the same banks by another address"),
 }
 
 

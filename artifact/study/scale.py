@@ -80,6 +80,11 @@ def read_yaml(path: Path) -> object:
         raise ValueError(f"{path}: no such file") from None
 
 
+def scalar(text: str) -> str | int | float | bool | None:
+    """A word or number as YAML types it: 4, 0.25, true, null, steady."""
+    return yaml.load(text, _LOADER)
+
+
 def validated(path: Path, model: type[M]) -> M:
     """The YAML file `path` as a `model`. ValueError, one line, naming file, key and what is allowed."""
     return check(read_yaml(path), model, str(path))
