@@ -239,6 +239,17 @@ def test_lanes_take_what_a_processor_may_not_predict():
 
 # --- quirks
 
+def test_banks_reached_by_both_pseudo_channels_addresses_as_attacc_does():
+    """Per-bank streams, each as AttAcc's own binary took; what it had not ended after 20 s is not here."""
+    frame = cycles.recorded("attacc_addresses.csv")
+    assert len(frame) > 40 and set(frame["preset"]) == set(timing.PRESETS) and set(frame["refresh"]) == {"on", "off"}
+    for r in frame.itertuples():
+        trace = streams.expand(streams.pattern(r.pattern, r.elements_count, r.seed), r.mode, barrier=r.barrier_count,
+                               split=r.split)
+        ours = controller.simulate(trace, timing.preset(r.preset), refresh=r.refresh == "on")
+        assert ours.cycles == r.run_cycles, r
+
+
 def _moves():
     draw = np.random.default_rng(0)
     trace = streams.expand(draw.integers(0, 4, 400), "AB")
