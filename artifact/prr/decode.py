@@ -386,3 +386,6 @@ def _check(plan, kv, length):
         raise ValueError(f"length is {list(kv.length.shape)}; allowed: {list(length.shape)}, as the state")
     if kv.length.device.type == "cpu" and not torch.equal(kv.length.long(), length):
         raise ValueError(f"length is {kv.length.tolist()}; allowed: {length.tolist()}, one token after the state's")
+    if kv.page_table.shape[1] * plan.method.block < int(length.max()):
+        raise ValueError(f"page_table has {kv.page_table.shape[1]} columns; allowed: at least "
+                         f"{-(-int(length.max()) // plan.method.block)}, one for each block")
