@@ -1,13 +1,29 @@
 """Selection and speculation beside each other: the bits of running them in turn, and that they do run at once."""
 
 import math
+import os
 import threading
 
 import pytest
 import torch
-from test_decode import KINDS, METHODS, PROMPT, QUEST, ROUNDING, ROWS, STEPS, THETA, at, named, off, walked, world
-
 from artifact.kernels import attention_cpu, cpu
+from test_decode import (
+    KINDS,
+    LAYER,
+    METHODS,
+    PROMPT,
+    QUEST,
+    ROUNDING,
+    ROWS,
+    STEPS,
+    THETA,
+    at,
+    named,
+    off,
+    walked,
+    world,
+)
+
 from artifact.ops import PagedKV
 from artifact.prr import decode, overlap
 from artifact.prr.decode import Plan
@@ -24,10 +40,11 @@ def started_batch(plan, some, q):
     seen = torch.full((ROWS, 4, some.k.shape[1], -(-max(PROMPTS) // plan.method.block)), -math.inf)
     for b, prompt in enumerate(PROMPTS):
         alone = Plan(plan.mode, plan.fidelity, plan.method, SHARES[b], THETA)
-        rows = decode.prefill_scores(alone, q[prompt - ROWS:prompt, b], decode.begin(alone, some.k[b:b + 1, :, :prompt]),
-                                     3)
+        own = decode.begin(alone, some.k[b:b + 1, :, :prompt])
+        own = decode.begin(alone, some.k[b:b + 1, :, :prompt])
+        rows = decode.prefill_scores(alone, q[prompt - ROWS:prompt, b], own, LAYER)
         seen[:, b, :, :rows.shape[2]] = rows
-    return decode.warm(plan, state, seen, 3)
+    return decode.warm(plan, state, seen, LAYER)
 
 
 def walked_batch(plan, some, q, kv, both):
@@ -35,8 +52,9 @@ def walked_batch(plan, some, q, kv, both):
     state, outs, seen = started_batch(plan, some, q), [], []
     for t in range(STEPS):
         queries = torch.stack([q[prompt + t, b] for b, prompt in enumerate(PROMPTS)])
-        out, state, happened = decode.step(plan, queries, at(some, kv, [prompt + t + 1 for prompt in PROMPTS]), state, 3,
-                                           both)
+        now = at(some, kv, [prompt + t + 1 for prompt in PROMPTS])
+        now = at(some, kv, [prompt + t + 1 for prompt in PROMPTS])
+        out, state, happened = decode.step(plan, queries, now, state, LAYER, both)
         outs.append(out)
         seen.append(happened)
     return torch.stack(outs), seen, state
@@ -96,6 +114,16 @@ def test_both_run_at_the_same_time_each_with_one_thread():
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+                    reason="one core, or a system that does not pin threads")
+def test_each_thread_keeps_to_a_core_of_its_own_and_only_within():
+    before = os.sched_getaffinity(0)
+    with overlap.Threads() as threads:
+        main, side = threads(lambda: os.sched_getaffinity(0), lambda: os.sched_getaffinity(0))
+    assert len(main) == len(side) == 1 and main != side and main | side <= before
+    assert os.sched_getaffinity(0) == before
+
+
 def test_the_kernels_of_a_step_let_go_of_the_interpreter():
     for module in (cpu, attention_cpu):
         compiled = [value for value in vars(module).values() if hasattr(value, "targetoptions")]
@@ -138,11 +166,11 @@ def test_a_bad_cache_is_the_same_error_overlapped():
     with overlap.Threads() as threads:
         state = decode.begin(plan, some.k[:, :, :PROMPT])
         with pytest.raises(ValueError, match=r"length is \[302\]; allowed: \[301\]"):
-            decode.step(plan, q[PROMPT], at(some, some.cache(), [PROMPT + 2]), state, 3, threads)
+            decode.step(plan, q[PROMPT], at(some, some.cache(), [PROMPT + 2]), state, LAYER, threads)
         broken = PagedKV(*some.cache()[:2], some.cache().page_table[:, :3], None)
         with pytest.raises(ValueError, match="page_table has 3 columns; allowed: at least 19, one for each block"):
-            decode.step(plan, q[PROMPT], at(some, broken, [PROMPT + 1]), decode.begin(plan, some.k[:, :, :PROMPT]), 3,
-                        threads)
+            state = decode.begin(plan, some.k[:, :, :PROMPT])
+            decode.step(plan, q[PROMPT], at(some, broken, [PROMPT + 1]), state, LAYER, threads)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

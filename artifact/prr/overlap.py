@@ -5,6 +5,7 @@ Each is a function of two functions that need nothing of each other, `main` and 
 two threads are two cores. What each of them computes is the same in any of the three, and so are the bits.
 """
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -21,20 +22,27 @@ def in_turn(main: Callable[[], M], side: Callable[[], S]) -> tuple[M, S]:
 
 
 class Threads:
-    """`main` where it is called and `side` on a thread of its own, each with one thread of torch's.
+    """`main` where it is called and `side` on a thread of its own, each with one thread of torch's and one core.
 
-    A context manager: within, torch has one thread here, and as many as before afterwards. What either raises is
-    raised once both have ended, `main`'s first.
+    A context manager: within, torch has one thread here, and as many as before afterwards. Where the system lets them
+    the two threads keep to the first two cores they may use: left to itself it often wakes the second on the core of
+    the first, and then they take turns. What either raises is raised once both have ended, `main`'s first.
     """
 
     def __enter__(self) -> "Threads":
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self._side = ThreadPoolExecutor(1, "side", initializer=torch.set_num_threads, initargs=(1,))
+        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        if len(self._cores) > 1:
+            os.sched_setaffinity(0, self._cores[:1])  # of this thread alone
+            self._side.submit(os.sched_setaffinity, 0, self._cores[1:2]).result()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._side.shutdown()
+        if len(self._cores) > 1:
+            os.sched_setaffinity(0, self._cores)
         torch.set_num_threads(self._threads)
 
     def __call__(self, main: Callable[[], M], side: Callable[[], S]) -> tuple[M, S]:
