@@ -45,17 +45,26 @@ class Replayed:
         """The method's."""
         return self.method.append(metadata, k_new)
 
-    def forced(self, length):
+    @property
+    def most_forced(self) -> int:
+        """Blocks that are always attended, at most."""
+        return self.method.most_forced
+
+    def room(self, metadata, blocks):
         """The method's."""
-        return self.method.forced(length)
+        return self.method.room(metadata, blocks)
+
+    def forced(self, length, blocks=None):
+        """The method's."""
+        return self.method.forced(length, blocks)
 
     def dense(self, layer, length):
         """The method's."""
         return self.method.dense(layer, length)
 
-    def score(self, q, metadata, *, impl="cpu"):
-        """q [B, H, D] -> fp32 [B, G, N]. The table must be as wide as the longest sequence has blocks."""
-        own = self.method.score(q, metadata, impl=impl)
+    def score(self, q, metadata, *, impl="cpu", blocks=None):
+        """q [B, H, D] -> fp32 [B, G, N]. The table must be as wide as N."""
+        own = self.method.score(q, metadata, impl=impl, blocks=blocks)
         row = (metadata.length.to(self.start.device) - self.start) % len(self.table)
         return torch.where(torch.isneginf(own), own, self.table[row, :, :own.shape[2]])
 

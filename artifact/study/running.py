@@ -34,7 +34,7 @@ from artifact.ops import PagedKV
 from artifact.prr import decode, overlap
 from artifact.prr.decode import Plan
 from artifact.prr.predictor import Theta
-from artifact.study import prediction
+from artifact.study import experiments, prediction
 from artifact.study.scale import Scale
 
 METHODS = {"quest": Quest(page=16, budget_blocks=128, dense_layers=0), "infllm": InfLLM(dense_len=-1)}
@@ -69,19 +69,19 @@ class _Way(NamedTuple):
 
 
 def settings(size: Scale) -> list[Setting]:
-    """One layer at each context, a stack of layers and a batch of ragged sequences at the shortest."""
-    models = MODELS[:1] if size.name == "tiny" else MODELS
+    """One layer of each model at each context; at the shortest also a stack of layers and a batch, ragged."""
     shortest = min(size.runtime_tokens)
-    found = [Setting(model, method, context) for model in models for method in METHODS
-             for context in size.runtime_tokens]
+    found = [Setting(model, method, context) for model in MODELS[:size.runtime_models]
+             for context in size.runtime_tokens for method in METHODS]
     found += [Setting(MODELS[0], method, shortest, layers_count=size.runtime_layers) for method in METHODS]
-    if size.name != "tiny":
-        found += [Setting(MODELS[0], method, shortest, batch_count=4) for method in METHODS]
-    return found
+    return found + [Setting(MODELS[0], method, shortest, batch_count=4) for method in METHODS]
 
 
 def measured(size: Scale) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`steps` and `stages` of every setting of a scale."""
+    """`timed` of every setting of a scale; of our recorded run, origin `recorded`, where a scale asks for no rounds."""
+    if not size.runtime_rounds:
+        return tuple(experiments.recorded("06_runtime", name).assign(origin="recorded")
+                     for name in ("running.timing.csv", "running_stages.timing.csv"))
     both = [timed(setting, size.runtime_rounds, size.seed) for setting in settings(size)]
     return tuple(pd.concat(parts, ignore_index=True) for parts in zip(*both, strict=True))
 
@@ -120,46 +120,72 @@ def timed(setting: Setting, rounds: int, seed: int = 0) -> tuple[pd.DataFrame, p
     return steps, _stages(setting, ways, stages)
 
 
-def verdict(steps: pd.DataFrame) -> pd.DataFrame:
-    """Whether PRR pays: per setting its best way, overlapped, against DSA on one thread and on two; then all settings.
+def pays(steps: pd.DataFrame) -> pd.DataFrame:
+    """Whether PRR pays: of each setting its quickest way, overlapped, against DSA; then of all settings, and by method.
 
-    faster_one_count, faster_two_count: of settings_count, where it is faster.
+    one_ratio, two_ratio: how much faster than DSA on one thread and on both cores, means geometric; faster_one_count,
+    faster_two_count: settings where it is faster than that.
     """
     keys = list(Setting._fields)
-    best = steps[steps["run"] == OVERLAPPED].sort_values("busy_us_min").groupby(keys, sort=False).head(1)
-    best = best.sort_index().assign(settings_count=1, faster_one_count=(best["one_ratio"] > 1).astype(int),
-                                    faster_two_count=(best["two_ratio"] > 1).astype(int))
-    columns = [*keys, "way", "predicted_ratio", "coverage_frac", "one_ratio", "two_ratio", "settings_count",
-               "faster_one_count", "faster_two_count"]
-    rows = best[columns].to_dict("records")
+    best = steps[steps["run"] == OVERLAPPED].sort_values("busy_us_min").groupby(keys, sort=False).head(1).sort_index()
+    best = best.assign(settings_count=1, faster_one_count=(best["one_ratio"] > 1).astype(int),
+                       faster_two_count=(best["two_ratio"] > 1).astype(int))
+    counts = ["settings_count", "faster_one_count", "faster_two_count"]
+    ratios = ["predicted_ratio", "coverage_frac", "one_ratio", "two_ratio"]
+    rows = best[[*keys, "way", *ratios, *counts, "origin"]].to_dict("records")
     for method, part in [("all", best), *best.groupby("method", sort=False)]:
-        sums = part[["settings_count", "faster_one_count", "faster_two_count"]].sum().to_dict()
-        rows.append({"model": "all", "method": method, "way": "the best", **sums,
+        rows.append({"model": "all", "method": method, "way": "the quickest", **part[counts].sum().to_dict(),
                      "coverage_frac": part["coverage_frac"].mean(), "one_ratio": _mean(part["one_ratio"]),
-                     "two_ratio": _mean(part["two_ratio"])})
-    return pd.DataFrame(rows).assign(origin="measured")
+                     "two_ratio": _mean(part["two_ratio"]), "origin": part["origin"].iloc[0]})
+    found = pd.DataFrame(rows)
+    return found.astype({name: "Int64" for name in found if name.endswith(("_count", "_tokens"))})
 
 
 def reasons(stages: pd.DataFrame) -> pd.DataFrame:
-    """Why: per setting, of PRR's union at |P| = |A|, what overlap could give and what it gives.
+    """Why: of each setting, of PRR's union with |P| = |A|, what overlap could give at most and what is in its way.
 
-    work_ratio: PRR's work on one thread over DSA's; bound_ratio: DSA on one thread over max(selection, speculation) and
-    the rest, as if nothing slowed down; halves_ratio: the same over half of DSA, which is what two cores give it at
-    best; selection_slower_ratio, speculation_slower_ratio: beside each other over in turn.
+    work_ratio: PRR's work, all on one thread, over DSA's. bound_ratio: DSA on one thread over the longer of selection
+    and speculation, and the repair, as if neither slowed the other down. ideal_two_ratio: the same over half of DSA,
+    the most that two cores can make of it. _slower_ratio: a stage's CPU time beside the other over alone.
     """
-    rows = []
-    for key, part in stages[(stages["way"] == "PRR, union") & (stages["predicted_ratio"] == 1)].groupby(
-            list(Setting._fields), sort=False):
+    chosen, rows = stages[(stages["way"] == "PRR, union") & (stages["predicted_ratio"] == 1)], []
+    for key, part in chosen.groupby(list(Setting._fields), sort=False):
         alone, beside = (part.set_index("stage")[f"{run}_us"] for run in ("alone", "beside"))
-        dsa = part["dsa_us"].iloc[0]
-        hidden = max(alone["selection"], alone["speculation"]) + alone["repair"]
+        dsa, hidden = part["dsa_us"].iloc[0], max(alone["selection"], alone["speculation"]) + alone["repair"]
         rows.append({**dict(zip(Setting._fields, key, strict=True)), "selection_us": alone["selection"],
                      "speculation_us": alone["speculation"], "repair_us": alone["repair"], "dsa_us": dsa,
                      "work_ratio": alone[["selection", "speculation", "repair"]].sum() / dsa,
-                     "bound_ratio": dsa / hidden, "halves_ratio": (dsa / 2) / hidden,
+                     "bound_ratio": dsa / hidden, "ideal_two_ratio": (dsa / 2) / hidden,
                      "selection_slower_ratio": beside["selection"] / alone["selection"],
-                     "speculation_slower_ratio": beside["speculation"] / alone["speculation"]})
-    return pd.DataFrame(rows).assign(origin="measured")
+                     "speculation_slower_ratio": beside["speculation"] / alone["speculation"],
+                     "origin": part["origin"].iloc[0]})
+    return pd.DataFrame(rows)
+
+
+def answer(paid: pd.DataFrame, why: pd.DataFrame) -> pd.DataFrame:
+    """`pays` and `reasons` in words: whether PRR pays on this CPU, and why. One row per question."""
+    whole = paid[(paid["model"] == "all") & (paid["method"] == "all")].iloc[0]
+    settings = int(whole["settings_count"])
+
+    def times(column, of=why):
+        return f"{of[column].min():.2f} to {of[column].max():.2f} times"
+
+    rows = [
+        ("Is PRR, overlapped, faster than DSA on one thread?",
+         f"in {whole['faster_one_count']} of {settings} settings; its speed is {whole['one_ratio']:.2f} of that"),
+        ("... than DSA with both cores on each operator?",
+         f"in {whole['faster_two_count']} of {settings}; its speed is {whole['two_ratio']:.2f} of that"),
+        ("What would overlap give if nothing slowed down?",
+         f"{times('bound_ratio')} the speed of DSA on one thread; {times('ideal_two_ratio')} that of DSA split evenly"),
+        ("How much more work does PRR do?",
+         f"{times('work_ratio')} DSA's: it attends to blocks that were not selected, and repairs"),
+        ("How much longer do they take beside each other?",
+         f"selection {times('selection_slower_ratio')} as long, speculation {times('speculation_slower_ratio')}"),
+        ("Why?",
+         "overlap pays where a core would idle; DSA's operators split over KV heads keep both busy with less work"
+         if whole["two_ratio"] < 1 else "DSA's operators, split over KV heads, do not keep both cores as busy"),
+    ]
+    return pd.DataFrame(rows, columns=["question", "answer"]).assign(origin=whole["origin"])
 
 
 @cache
