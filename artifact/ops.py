@@ -199,8 +199,8 @@ def topk(scores, count, forced=None, *, impl="cpu", slots=None):
     if not several and (int(count) != count or count < 0):
         raise ValueError(f"count is {count}; allowed: a whole number of at least 0")
     if (several or slots is not None) and (impl != "reference" or slots is None or int(slots) != slots or slots < 0):
-        raise ValueError(f"slots is {slots} with impl {impl!r}; allowed: a whole number of at least 0 with 'reference', "
-                         "needed where each list has its own count")
+        raise ValueError(f"slots is {slots} with impl {impl!r}; allowed with 'reference': a whole number of at least "
+                         "0, and needed where each list has its own count")
     plain = isinstance(scores, np.ndarray)
     if "float32" not in str(scores.dtype) or not scores.ndim:
         raise ValueError(f"scores are {shown(scores)}; allowed: float32 [..., N]")

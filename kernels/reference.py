@@ -43,9 +43,9 @@ def infllm_scores(q, keys, length, *, size, stride, block, blocks=None):
     q [B, H, D]; keys [B or 1, G, C, D]: key c is the mean of the sequence's keys c * stride to c * stride + size - 1.
     length int [B]: tokens in each sequence; only the (length - size) // stride + 1 keys of complete windows count.
     size, stride, block: tokens; size and block are multiples of stride.
-    -> [B, G, N] with N = ceil(max(length) / block), or `blocks`. A block's score is the largest of all compressed keys that overlap
-    it: for 32, 16 and 64 a pooling with kernel 5, stride 4 and padding 1. A block that none overlaps is -inf. The
-    softmax's denominator is exact; the CUDA code can approximate it over four times coarser keys.
+    -> [B, G, N] with N = ceil(max(length) / block), or `blocks`. A block's score is the largest of all compressed keys
+    that overlap it: for 32, 16 and 64 a pooling with kernel 5, stride 4 and padding 1. A block that none overlaps is
+    -inf. The softmax's denominator is exact; the CUDA code can approximate it over four times coarser keys.
 
     Source: InfLLM-v2 (arXiv 2509.24663); OpenBMB/infllmv2_cuda_impl at f908e73, infllm_v2/max_pooling_1d.py.
     """

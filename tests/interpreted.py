@@ -22,6 +22,7 @@ from triton.runtime import interpreter
 from artifact import ops
 from artifact.dsa.quest import Quest
 from artifact.prr import decode as step
+from artifact.prr import graph
 from artifact.study import compiling
 
 NAN = float("nan")
@@ -370,6 +371,29 @@ def test_a_decode_step_runs_the_kernels(fidelity):
     (out, _, happened), (other, _, same) = made.values()
     torch.testing.assert_close(out, other, rtol=1e-5, atol=1e-5)
     assert all(torch.equal(x, y) for x, y in zip(happened, same, strict=True)) and happened.missed.any()
+
+
+@pytest.mark.parametrize("fidelity", step.FIDELITIES)
+def test_the_step_of_a_graph_runs_the_kernels_whatever_the_split(fidelity):
+    rng = torch.Generator().manual_seed(4)
+    keys, q = torch.randn(1, 2, 112, 16, generator=rng), torch.randn(112, 1, 4, 16, generator=rng)
+    pages = keys[0].unflatten(1, (7, 16)).transpose(0, 1)
+    kv = PagedKV(pages, pages, torch.arange(7, dtype=torch.int32)[None], torch.tensor([101], dtype=torch.int32))
+    made = []
+    for impl, parts in (("reference", None), ("triton", None), ("triton", 1)):
+        plan = step.Plan("prr", fidelity, Quest(budget_blocks=3), 1.5, (0.4, 0.3, 0.5), impl)
+        state = step.begin(plan, keys[:, :, :100])
+        state = step.warm(plan, state, step.prefill_scores(plan, q[98:100, 0], state, 3)[:, None], 3)
+        held, count = graph.begin(plan, state, 8, 3, "cpu"), graph.guesses(plan, torch.tensor([101]))
+        with launched() as names:
+            made.append(graph.step(plan, q[100], kv, held, count, 3, parts=parts))
+        assert bool(names) == (impl == "triton")
+    assert {"quest_bounds", "ema", "attend_blocks", "merge_parts"} <= set(names)
+    for out, counts in made[1:]:
+        torch.testing.assert_close(out, made[0][0], rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(x, y) for x, y in zip(counts, made[0][1], strict=True)) and counts.missed.any()
+
+
 def _attention(q, k, v):
     """q [H, D], k and v [tokens, G, D] -> out, and lse in base 2, as FlashInfer gives them."""
     k, v = (x.double().repeat_interleave(q.shape[0] // x.shape[1], 1) for x in (k, v))

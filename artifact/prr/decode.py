@@ -153,7 +153,7 @@ def step(plan: Plan, q, kv: PagedKV, state: State, layer: int,
     _, certain, dense = _rules(plan, length, layer, q.device)
 
     def selecting():
-        metadata = plan.method.append(state.metadata, _newest(kv).unsqueeze(2))
+        metadata = plan.method.append(state.metadata, newest(kv).unsqueeze(2))
         return metadata, *select(plan, q, metadata, layer)
 
     def speculating():
@@ -186,7 +186,7 @@ def steps(plan: Plan, q, kv: PagedKV, state: State, layer: int) -> tuple[torch.T
         past = torch.arange(kv.page_table.shape[1]) * kv.k.shape[2] >= length[:, None]
         if not (past | (kv.page_table == kv.page_table[-1:])).all():
             raise ValueError("page_table has rows with different pages; allowed: the pages of one sequence")
-    metadata = plan.method.append(state.metadata, _newest(kv).transpose(0, 1).unsqueeze(0))
+    metadata = plan.method.append(state.metadata, newest(kv).transpose(0, 1).unsqueeze(0))
     rows = metadata._replace(length=length)
     scores, selected = select(plan, q, rows, layer)
     ema, last, before, earlier = state.ema, state.last, None, None
@@ -371,7 +371,7 @@ def _rows(kv, rows):
     return kv._replace(page_table=kv.page_table[rows], length=kv.length[rows])
 
 
-def _newest(kv):
+def newest(kv: PagedKV) -> torch.Tensor:
     """The keys [B, G, D] of the newest tokens."""
     at, size = (kv.length - 1).long(), kv.k.shape[2]
     page = kv.page_table.gather(1, (at // size)[:, None])[:, 0].long()

@@ -10,8 +10,8 @@ The fair rival of two overlapped threads is DSA with both cores on each operator
 
 Two times are taken of a step. `wall`: by the clock; on a machine with other work it tells of that work, too. `busy`: by
 the threads' own CPU time, where two run beside each other that of the longer one. What a thread waits, for a core, for
-the other thread or for the interpreter, is not in it, which flatters two threads; speed-ups are of `busy`, so that where
-PRR does not pay by them it does not by the clock either.
+the other thread or for the interpreter, is not in it, which flatters all that runs on two threads; speed-ups are of
+`busy`.
 """
 
 import statistics
@@ -90,9 +90,9 @@ def timed(setting: Setting, rounds: int, seed: int = 0) -> tuple[pd.DataFrame, p
     """One setting's steps and stages, origin `measured`.
 
     steps: a row per way. busy_us, wall_us: medians of `rounds` steps, and the shortest; one_ratio, two_ratio: how much
-    faster than DSA on one thread and on two, by the shortest busy time; coverage_frac: |P and A| / |A| without blocks that are
-    always attended, of the steps timed. stages: a row per way of PRR and stage, median CPU times when they run in turn
-    and beside each other. ValueError when two ways differ in what they compute.
+    faster than DSA on one thread and on both cores, by the shortest busy time; coverage_frac: |P and A| / |A| without
+    blocks that are always attended, of the steps timed. stages: a row per way of PRR and stage, median CPU times when
+    they run in turn and beside each other. ValueError when two ways differ in what they compute.
     """
     shape = registry.shape(setting.model)
     method = METHODS[setting.method]
