@@ -121,10 +121,7 @@ def test_what_cannot_be_held_is_refused():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_capture_needs_a_gpu():
-    some, q = world([PROMPT + 1], QUEST.block)
-    plan = Plan("prr", "union", QUEST, 1.0, THETA, impl="reference")
-    held = moved(plan, decode.begin(plan, some.k[:, :, :PROMPT]), QUEST, PROMPT + 1)
     with pytest.raises(ValueError, match="two streams need a CUDA device"):
-        graph.Captured(plan, q[PROMPT], some.cache(), held, torch.tensor([7]), 7)
+        graph.Captured(lambda both: both(lambda: 1, lambda: 2))
 
 

@@ -5,7 +5,7 @@ hand, the method computes its scores in full, over keys of that shape, and what 
 scores: so that the prediction hits, misses and wastes as it does there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,12 @@ import torch
 
 from artifact.dsa.infllm import InfLLM
 from artifact.dsa.quest import Quest
+from artifact.models.trace import Trace
+
+# as steps are timed: Quest's own budget and InfLLM-v2's own, in every layer and at every length
+METHODS = {"quest": Quest(page=16, budget_blocks=128, dense_layers=0), "infllm": InfLLM(dense_len=-1)}
+SHARE = 0.25  # of a trace's blocks that notebooks 02 and 03 select; here of those with a trace's scores
+_EDGE = 8  # of a trace's blocks, the last one in so many: InfLLM-v2 always attends to them
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +73,27 @@ class Replayed:
         own = self.method.score(q, metadata, impl=impl, blocks=blocks)
         row = (metadata.length.to(self.start.device) - self.start) % len(self.table)
         return torch.where(torch.isneginf(own), own, self.table[row, :, :own.shape[2]])
+
+
+def sources(recordings: Iterable[Trace], method: Quest | InfLLM, impl: str = "cpu") -> list[np.ndarray]:
+    """The scores of every trace, layer and KV head, fp32 [T, n] each: of the prefill's last rows, then of the steps.
+
+    Only blocks that are complete throughout and not attended by rule. What `table` takes; all traces must have as many
+    rows and steps.
+    """
+    found = []
+    for recorded in recordings:
+        complete = int(recorded.rows[0] + 1) // method.block
+        first, last = (method.init, complete - complete // _EDGE) if isinstance(method, InfLLM) else (0, complete)
+        for layer in recorded.layers:
+            parts = [recorded.scores(method, int(layer), part, impl=impl) for part in ("prefill", "decode")]
+            found += list(np.concatenate([part[..., first:last] for part in parts]).transpose(1, 0, 2))
+    return found
+
+
+def live(method: Quest | InfLLM, blocks: int) -> int:
+    """How many of `blocks` blocks compete, so that the budget without forced ones is `SHARE` of them; at most all."""
+    return min(blocks, round((method.budget_blocks - method.most_forced) / SHARE))
 
 
 def table(sources: Sequence[np.ndarray], kv_heads: int, blocks: int, live: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ from artifact import ops
 from artifact.dsa.infllm import InfLLM
 from artifact.dsa.quest import Quest
 from artifact.ops import PagedKV, Partial
-from artifact.prr import calibration, overlap, predictor
+from artifact.prr import overlap, predictor
 from artifact.prr.predictor import EmaState, Theta
 
 MODES = ("dense", "dsa", "reuse", "repair", "prr")
@@ -119,6 +119,8 @@ def prefill_scores(plan: Plan, q, state: State, layer: int) -> torch.Tensor:
 
 def calibrated(plan: Plan, scores, length, layer: int) -> Plan:
     """`plan` with the theta that `scores` [R, G, N], of a prefill of `length` tokens, call for."""
+    from artifact.prr import calibration  # it needs Numba, which a step on a GPU does without
+
     if bool(plan.method.dense(layer, length)):
         return replace(plan, theta=Theta(*(axis[0] for axis in calibration.AXES)))
     picks = plan.method.budget_blocks - int(plan.method.forced([length]).sum())
@@ -257,7 +259,7 @@ def _predicted_counts(plan, length):
                          "sequences")
     rows = {}
     for row, (budget, share) in enumerate(zip(picks, given.expand(len(picks)).tolist(), strict=True)):
-        rows.setdefault(calibration.predicted_count(budget, share), []).append(row)
+        rows.setdefault(predictor.predicted_count(budget, share), []).append(row)
     return rows
 
 

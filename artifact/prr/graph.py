@@ -13,7 +13,8 @@ are dense the host knows, and takes `ops.dense` for them. `impl`: "reference" or
 and with interpreted Triton kernels, and over tensors without numbers, of which none can be asked.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -23,6 +24,7 @@ from artifact.prr import overlap, predictor
 from artifact.prr.decode import Plan, State, newest
 from artifact.prr.predictor import EmaState, Theta
 
+R = TypeVar("R")
 LAST = Theta(1.0, 0.5, 0.0)  # the predictor whose prediction is the last step's scores
 _NEWBORN = 1  # blocks that become selectable in a step, at most: a token ends no more than one block
 
@@ -40,6 +42,16 @@ class Counts(NamedTuple):
     selected: torch.Tensor
     predicted: torch.Tensor
     missed: torch.Tensor
+
+
+class Begun(NamedTuple):
+    """P int32 [B, G, S], the certain ones first, and what of it was guessed; attention to P, or of "exact" to what is
+    certain, and to each guessed block alone, [S, ...]."""
+
+    predicted: torch.Tensor
+    guessed: torch.Tensor
+    state: Partial
+    singles: Partial | None
 
 
 def begin(plan: Plan, state: State, blocks: int, layer: int, device: str | torch.device) -> Held:
@@ -72,12 +84,10 @@ def begin(plan: Plan, state: State, blocks: int, layer: int, device: str | torch
 def guesses(plan: Plan, length: torch.Tensor) -> torch.Tensor:
     """int64 [B] on the CPU: how many blocks are predicted beside the certain and the newborn ones, by the share that
     the plan gives each sequence. Copied to the device it is what `step` takes, and may change from step to step."""
-    from artifact.prr import calibration
-
     picks = (plan.method.budget_blocks - plan.method.forced(length).sum(-1)).clamp(min=0)
-    shares = [1.0] * len(picks) if plan.mode != "prr" else torch.as_tensor(plan.speculation).expand(len(picks)).tolist()
-    return torch.tensor([calibration.predicted_count(int(budget), share)
-                         for budget, share in zip(picks, shares, strict=True)])
+    shares = torch.as_tensor(plan.speculation if plan.mode == "prr" else 1.0).expand(len(picks))
+    return torch.tensor([predictor.predicted_count(*each)
+                         for each in zip(picks.tolist(), shares.tolist(), strict=True)])
 
 
 def step(plan: Plan, q, kv: PagedKV, held: Held, count: torch.Tensor, most: int,
@@ -87,94 +97,101 @@ def step(plan: Plan, q, kv: PagedKV, held: Held, count: torch.Tensor, most: int,
     count: int64 [B], as `guesses` gives it, on q's device; most: its largest value ever. parts: into how many each list
     of the speculation is split at most. -> attention fp32 [B, H, D], what happened.
     """
-    method, blocks, device = plan.method, held.ema.level.shape[2], q.device
+    (metadata, scores, selected), begun = both(lambda: select(plan, q, kv, held),
+                                               lambda: speculate(plan, q, kv, held, count, most, parts))
     theta = plan.theta if plan.mode == "prr" else LAST
-    length = held.metadata.length + 1
-    shape = held.ema.level.shape
-    forced = method.forced(length, blocks)[:, None].expand(shape)
-    there = (torch.arange(blocks, device=device) * method.block < length[:, None])[:, None].expand(shape)
-    zeros = torch.zeros(shape, device=device)
-
-    def listed(marked, slots):
-        return ops.topk(zeros, 0, marked, impl="reference", slots=slots)
-
-    def selecting():
-        metadata = method.append(held.metadata, newest(kv).unsqueeze(2))
-        scores = method.score(q, metadata, impl=plan.impl, blocks=blocks).masked_fill(forced, -torch.inf)
-        return metadata, scores, ops.topk(scores, method.budget_blocks, forced, impl="reference",
-                                          slots=method.budget_blocks)
-
-    def speculating():
-        if plan.mode == "dsa":
-            return None
-        certain = listed(forced & there, method.most_forced)
-        expected = predictor.predict(held.ema, theta).masked_fill(forced | ~there, -torch.inf)
-        newborn = there & ~forced & torch.isneginf(expected)
-        guessed = ops.topk(expected, newborn.sum(-1) + count[:, None], newborn, impl="reference", slots=most + _NEWBORN)
-        if plan.fidelity == "union" or plan.mode == "reuse":
-            both_lists = torch.cat([certain, guessed], dim=2)
-            return certain, guessed, ops.attend(q, kv, both_lists, impl=plan.impl, parts=parts), None
-        return (certain, guessed, ops.attend(q, kv, certain, impl=plan.impl, parts=parts),
-                ops.attend_groups(q, kv, guessed, 1, impl=plan.impl))
-
-    (metadata, scores, selected), begun = both(selecting, speculating)
-
-    def ending():
-        if begun is None:
-            none = (selected[:, :, 0] < -1).int()
-            return ops.attend(q, kv, selected, impl=plan.impl).out, Counts(_number(selected), none, _number(selected))
-        certain, guessed, state, singles = begun
-        predicted = torch.cat([certain, guessed], dim=2)
-        missed = torch.where(_among(selected, predicted, blocks), -1, selected).sort(-1, descending=True).values
-        counts = Counts(_number(selected), _number(predicted), _number(missed))
-        if plan.mode == "reuse":
-            if plan.fidelity == "union":
-                return state.out, counts
-            wasted = (predicted >= 0) & ~_among(predicted, selected, blocks)
-            differs = ((missed >= 0).flatten(1).any(1) | wasted.flatten(1).any(1))[:, None, None]
-            anew = ops.attend(q, kv, torch.where(differs, selected, -1), impl=plan.impl)
-            return torch.where(differs, anew.out, state.out), counts
-        if singles is not None:  # of the blocks on their own only those that were selected count
-            keep = (guessed >= 0) & _among(guessed, selected, blocks)
-            merged = ops.merge(singles, keep.permute(2, 0, 1).contiguous(), impl=plan.impl)
-            pair = Partial(*(torch.stack(one) for one in zip(state, merged, strict=True)))
-            state = ops.merge(pair, impl=plan.impl)
-        return ops.repair(state, q, kv, missed, impl=plan.impl).out, counts
-
-    def updating():
-        return ops.ema_step(*held.ema, scores, theta, impl=plan.impl)
-
-    (out, counts), (level, trend, _) = both(ending, updating)
+    (out, counts), (level, trend, _) = both(lambda: end(plan, q, kv, held, begun, selected),
+                                            lambda: ops.ema_step(*held.ema, scores, theta, impl=plan.impl))
     for old, new in ((held.metadata.length, metadata.length), (held.ema.level, level), (held.ema.trend, trend)):
         old.copy_(new)
     return out, counts
 
 
-class Captured:
-    """`step` of one layer as a CUDA graph over two streams; a call replays it and gives the same tensors, new inside.
+def select(plan: Plan, q, kv: PagedKV, held: Held) -> tuple[object, torch.Tensor, torch.Tensor]:
+    """The metadata with the newest key; scores fp32 [B, G, N], -inf where a block is forced; A, int32 [B, G, S]."""
+    blocks, forced, _ = _rules(plan, held)
+    metadata = plan.method.append(held.metadata, newest(kv).unsqueeze(2))
+    scores = plan.method.score(q, metadata, impl=plan.impl, blocks=blocks).masked_fill(forced, -torch.inf)
+    return metadata, scores, ops.topk(scores, plan.method.budget_blocks, forced, impl="reference",
+                                      slots=plan.method.budget_blocks)
 
-    q, kv, held and count are those given, to be written over between calls: kv's length and the newest key and value
-    before each. ValueError without a CUDA device.
+
+def speculate(plan: Plan, q, kv: PagedKV, held: Held, count: torch.Tensor, most: int,
+              parts: int | None = None) -> Begun | None:
+    """P and attention to it; None in mode "dsa"."""
+    if plan.mode == "dsa":
+        return None
+    _, forced, there = _rules(plan, held)
+    theta = plan.theta if plan.mode == "prr" else LAST
+    certain = ops.topk(torch.zeros(there.shape, device=q.device), 0, forced & there, impl="reference",
+                       slots=plan.method.most_forced)
+    expected = predictor.predict(held.ema, theta).masked_fill(forced | ~there, -torch.inf)
+    newborn = there & ~forced & torch.isneginf(expected)
+    guessed = ops.topk(expected, newborn.sum(-1) + count[:, None], newborn, impl="reference", slots=most + _NEWBORN)
+    predicted = torch.cat([certain, guessed], dim=2)
+    if plan.fidelity == "union" or plan.mode == "reuse":
+        return Begun(predicted, guessed, ops.attend(q, kv, predicted, impl=plan.impl, parts=parts), None)
+    return Begun(predicted, guessed, ops.attend(q, kv, certain, impl=plan.impl, parts=parts),
+                 ops.attend_groups(q, kv, guessed, 1, impl=plan.impl))
+
+
+def end(plan: Plan, q, kv: PagedKV, held: Held, begun: Begun | None, selected: torch.Tensor,
+        ) -> tuple[torch.Tensor, Counts]:
+    """Attention fp32 [B, H, D], what was begun with P being brought to its end with A; what happened."""
+    blocks = held.ema.level.shape[2]
+    if begun is None:
+        number = _number(selected)
+        return ops.attend(q, kv, selected, impl=plan.impl).out, Counts(number, torch.zeros_like(number), number)
+    predicted, guessed, state, singles = begun
+    missed = torch.where(_among(selected, predicted, blocks), -1, selected).sort(-1, descending=True).values
+    counts = Counts(_number(selected), _number(predicted), _number(missed))
+    if plan.mode == "reuse":
+        if plan.fidelity == "union":
+            return state.out, counts
+        wasted = (predicted >= 0) & ~_among(predicted, selected, blocks)
+        differs = ((missed >= 0).flatten(1).any(1) | wasted.flatten(1).any(1))[:, None, None]
+        anew = ops.attend(q, kv, torch.where(differs, selected, -1), impl=plan.impl)
+        return torch.where(differs, anew.out, state.out), counts
+    if singles is not None:  # of the blocks on their own only those that were selected count
+        keep = (guessed >= 0) & _among(guessed, selected, blocks)
+        merged = ops.merge(singles, keep.permute(2, 0, 1).contiguous(), impl=plan.impl)
+        pair = Partial(*(torch.stack(one) for one in zip(state, merged, strict=True)))
+        state = ops.merge(pair, impl=plan.impl)
+    return ops.repair(state, q, kv, missed, impl=plan.impl).out, counts
+
+
+class Captured:
+    """What `call` does, a function of a `both`, as a CUDA graph over two streams: selection's is first in priority.
+
+    A call replays it and gives the same tensors, with new numbers in them. It is run a few times before the capture, to
+    compile and to allocate; `kept` are tensors that have their numbers back afterwards. ValueError without CUDA.
     """
 
-    def __init__(self, plan: Plan, q, kv: PagedKV, held: Held, count: torch.Tensor, most: int,
-                 parts: int | None = None) -> None:
+    def __init__(self, call: Callable[[overlap.Both], R], kept: Iterable[torch.Tensor] = ()) -> None:
         streams = overlap.Streams()
-        kept = [(part, part.clone()) for part in (*held.metadata, *held.ema)]
+        before = [(part, part.clone()) for part in kept]
         streams.first.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(streams.first):
-            for _ in range(3):  # compiles and allocates before the capture
-                step(plan, q, kv, held, count, most, streams, parts)
-                for part, before in kept:
-                    part.copy_(before)
+            for _ in range(3):
+                call(streams)
+            for part, numbers in before:
+                part.copy_(numbers)
         torch.cuda.current_stream().wait_stream(streams.first)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=streams.first):
-            self._made = step(plan, q, kv, held, count, most, streams, parts)
+            self._made = call(streams)
 
-    def __call__(self) -> tuple[torch.Tensor, Counts]:
+    def __call__(self) -> R:
         self._graph.replay()
         return self._made
+
+
+def _rules(plan, held):
+    """N; the blocks that are always attended and those that are there, bool [B, G, N] both."""
+    shape, length = held.ema.level.shape, held.metadata.length + 1
+    forced = plan.method.forced(length, shape[2])[:, None].expand(shape)
+    there = torch.arange(shape[2], device=length.device) * plan.method.block < length[:, None]
+    return shape[2], forced, there[:, None].expand(shape)
 
 
 def _among(listed, others, blocks):

@@ -25,9 +25,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from artifact.dsa.infllm import InfLLM
-from artifact.dsa.quest import Quest
-from artifact.dsa.replay import Replayed, table
+from artifact.dsa import replay
+from artifact.dsa.replay import METHODS
 from artifact.models import registry
 from artifact.models import trace as traces
 from artifact.ops import PagedKV
@@ -37,11 +36,9 @@ from artifact.prr.predictor import Theta
 from artifact.study import experiments, prediction
 from artifact.study.scale import Scale
 
-METHODS = {"quest": Quest(page=16, budget_blocks=128, dense_layers=0), "infllm": InfLLM(dense_len=-1)}
 MODELS = ("Llama3-8B-1M", "GLM-4-9B-1M")
 RATIOS = (1.0, 1.5)
 THETA = Theta(0.6, 0.3, 0.25)  # one for all; what calibration adds is notebook 03's
-SHARE = 0.25  # of a trace's blocks that notebooks 02 and 03 select; here of those with a trace's scores
 WARM_ROWS, WARM_UP = 32, 3
 SERIAL, HALVES, OVERLAPPED = "in turn", "heads in halves", "overlapped"
 DIFFERENCE = 5e-6  # of the largest number: sums in another order
@@ -189,20 +186,8 @@ def answer(paid: pd.DataFrame, why: pd.DataFrame) -> pd.DataFrame:
 
 
 @cache
-def replayed(name: str, kv_heads: int, blocks: int) -> torch.Tensor:
-    """The table of our recorded traces' scores under a method, fp32 [T, kv_heads, blocks]: prefill rows, then steps."""
-    method, kept = METHODS[name], prediction.method(name)
-    sources = []
-    for file in prediction.shipped():
-        recorded = traces.read(file)
-        complete = int(recorded.rows[0] + 1) // method.block
-        lengths = np.concatenate([recorded.lengths("prefill"), recorded.lengths("decode")])
-        free = ~kept.forced(lengths)[:, :complete].any(0).numpy()  # those that are never attended by rule
-        for layer in recorded.layers:
-            parts = [recorded.scores(method, int(layer), part)[..., :complete] for part in ("prefill", "decode")]
-            sources += [one[:, free] for one in np.concatenate(parts).transpose(1, 0, 2)]
-    dynamic = method.budget_blocks - int(method.forced([blocks * method.block]).sum())
-    return table(sources, kv_heads, blocks, min(blocks, round(dynamic / SHARE)))
+def _sources(name):
+    return replay.sources([traces.read(file) for file in prediction.shipped()], METHODS[name])
 
 
 class _Layer:
@@ -213,7 +198,8 @@ class _Layer:
         kv_heads, dim, longest = shape.kv_heads, shape.head_dim, setting.context_tokens
         self.lengths = torch.tensor([longest - b * longest // 8 for b in range(setting.batch_count)])
         blocks = -(-(longest + steps) // method.block)
-        self.method = Replayed(method, replayed(setting.method, kv_heads, blocks), self.lengths - WARM_ROWS)
+        scores = replay.table(_sources(setting.method), kv_heads, blocks, replay.live(method, blocks))
+        self.method = replay.Replayed(method, scores, self.lengths - WARM_ROWS)
         pages = setting.batch_count * blocks
         k, v = (torch.randn(pages, kv_heads, method.block, dim, generator=draw) for _ in range(2))
         pages = torch.randperm(pages, generator=draw).int().view(setting.batch_count, blocks)

@@ -69,8 +69,9 @@ class Timed(NamedTuple):
 
 
 def names() -> list[str]:
-    """The stage times that are there."""
-    return sorted(path.stem for path in (paths.data_dir() / "stage_times").glob("*.csv"))
+    """The stage times that are there; times of kernels and of whole steps beside them are none."""
+    found = (path.stem for path in (paths.data_dir() / "stage_times").glob("*.csv"))
+    return sorted(name for name in found if not name.startswith(("kernels", "steps_")))
 
 
 def read(source: str | Path) -> Timed:
