@@ -12,8 +12,8 @@ steps_DEVICE_MODEL.csv  whole layers, projections to FFN, each one graph: dense 
                         with as many blocks as the stages just timed leave room for
 
 No time is taken of attention that is not the reference's in float64, nor of a step that is not DSA's or, of union,
-the reference's. It stops before `LIMIT_S`; contexts left out by then are named. `--dry-run` goes the same way at toy size on
-a CPU, with Triton's interpreter, times nothing, and marks every row so.
+the reference's. It stops before `LIMIT_S`; contexts left out by then are named. `--dry-run` goes the same way at toy
+size on a CPU, with Triton's interpreter, times nothing, and marks every row so.
 
 Timed nowhere yet: on a GPU this has not run.
 """
@@ -79,7 +79,7 @@ class Cell(NamedTuple):
 
 
 def cells(tiny: bool = False, models: Sequence[str] = MODELS, contexts: Sequence[int] = CONTEXTS) -> list[Cell]:
-    """All cells, model by model and each model's shortest contexts first; at toy size three contexts of each."""
+    """All cells, model by model and each model's shortest contexts first; at toy size one context of each."""
     from artifact.dsa.infllm import InfLLM
     from artifact.dsa.quest import Quest
     from artifact.dsa.replay import METHODS
@@ -89,8 +89,8 @@ def cells(tiny: bool = False, models: Sequence[str] = MODELS, contexts: Sequence
         methods = {"quest": Quest(page=16, budget_blocks=4, dense_layers=0),
                    "infllm": InfLLM(block=32, local=1, topk=3, dense_len=-1)}
         toy = {"GLM-4-9B-1M": Shape(32, 48, 4, 1, 16), "Llama3-8B-1M": Shape(32, 64, 4, 2, 16)}
-        return [Cell(model, toy[model], name, method, context, (0.5, 1.0), (0.0, 0.5)) for model in models
-                for context in (256, 320, 384) for name, method in methods.items()]
+        return [Cell(model, toy[model], name, method, 256, (0.5, 1.0, 1.5), (0.0, 0.5)) for model in models
+                for name, method in methods.items()]
     found = []
     for model in models:
         one = registry.shape(model)
@@ -435,6 +435,10 @@ def measured(place, asked: Sequence[Cell], limit_s: float, say=print) -> Iterato
             layer = Layer(cell, place.device, impl)
             rows = list(stages(timer, layer))
             right = fitting(rows)
+            lacking = [row for row in rows if row["time_us"] is None]
+            if lacking and place.device != "cpu":
+                say(f"{where}: left out, {lacking[0]['stage']} has no time: {lacking[0]['skipped']}")
+                continue
             found += [same | row for row in rows]
             whole += [same | row for row in steps(timer, layer, right)]
             say(f"{where}: {len(rows)} stages, |P| = {right:g} |A|")
@@ -444,32 +448,41 @@ def measured(place, asked: Sequence[Cell], limit_s: float, say=print) -> Iterato
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Times the stages and steps of a layer on this GPU, into two CSVs a model with a manifest beside each."""
-    parser = argparse.ArgumentParser(prog="artifact gpu profile", description=main.__doc__)
-    parser.add_argument("--out", type=Path, help="a folder instead of data/stage_times; needed by --dry-run")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="both unless given")
-    parser.add_argument("--contexts", nargs="+", type=int, choices=CONTEXTS, default=list(CONTEXTS),
-                        help="16K to 512K unless given")
+    parser = argparse.ArgumentParser(prog="python -m artifact.study.gpu_profile", description=main.__doc__)
+    parser.add_argument("--out", type=Path, help="a folder instead of data/stage_times, or of one model the CSV")
+    parser.add_argument("--model", nargs="+", default=(), help=f"{' and '.join(MODELS)} unless given")
+    parser.add_argument("--context", nargs="+", type=int, default=(), help="tokens, 16K to 512K unless given")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which no context is begun")
-    parser.add_argument("--dry-run", action="store_true", help="on a CPU, tiny, interpreted, without times")
+    parser.add_argument("--dry-run", action="store_true", help="one model at toy size, interpreted on a CPU, no times")
     asked = parser.parse_args(arguments)
     try:
-        return run(out=asked.out, models=asked.models, contexts=asked.contexts, limit=asked.limit, dry=asked.dry_run)
+        for path in run(out=asked.out, models=asked.model, contexts=asked.context, limit=asked.limit,
+                        dry=asked.dry_run):
+            print(path)
     except ValueError as error:
-        print(f"artifact: {error}", file=sys.stderr)
+        print(f"gpu profile: {error}", file=sys.stderr)
         return 2
+    return 0
 
 
-def run(*, out: Path | None = None, models: Sequence[str] = MODELS, contexts: Sequence[int] = CONTEXTS,
-        limit: float = LIMIT_S, dry: bool = False) -> int:
-    """`artifact gpu profile`. ValueError, one line, for what it cannot take and where there is no GPU."""
+def run(*, out: Path | None = None, models: Sequence[str] = (), contexts: Sequence[int] = (), limit: float = LIMIT_S,
+        dry: bool = False) -> list[Path]:
+    """`artifact gpu profile` -> the CSVs written. ValueError, one line, for what it cannot take and without a GPU."""
     for name, given, allowed in (("model", models, MODELS), ("context", contexts, CONTEXTS)):
         for one in given:
             if one not in allowed:
                 raise ValueError(f"{name} is {one}; allowed: {', '.join(map(str, allowed))}")
+    models = list(dict.fromkeys(models)) or list(MODELS[:1] if dry else MODELS)
+    contexts = sorted(set(contexts)) or list(CONTEXTS)
+    alone = out is not None and Path(out).suffix == ".csv"
+    if alone and len(models) > 1:
+        raise ValueError(f"{out}: one file for {len(models)} models; allowed: a folder, or a file for one --model")
+    if not dry and len(contexts) < 3:
+        raise ValueError(f"contexts are {len(contexts)}; allowed: at least 3, of which a budget is fitted")
     if not limit > 0:
         raise ValueError(f"limit is {limit:g}; allowed: above 0 s")
-    if dry and (out is None or Path(out).resolve() == FOLDER):
-        raise ValueError("a dry run's rows are no stage times; name another folder than data/stage_times with --out")
+    if dry and (out is None or (Path(out).parent if alone else Path(out)).resolve() == FOLDER):
+        raise ValueError("a dry run's rows are no stage times; say --out with another place than data/stage_times")
     if dry:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
     import torch
@@ -480,8 +493,7 @@ def run(*, out: Path | None = None, models: Sequence[str] = MODELS, contexts: Se
 
     if dry and not decode.INTERPRETED:
         raise ValueError("Triton was imported before the dry run; run it in a process of its own")
-    place = timing.Dry() if dry else timing.Gpu()
-    folder, origin = Path(out or FOLDER), DRY if dry else "measured"
+    place, origin, written = timing.Dry() if dry else timing.Gpu(), DRY if dry else "measured", []
     facts = timing.machine(place)
     device = f"{DRY} on a CPU" if dry else facts["device"]
     for model, found, whole in measured(place, cells(dry, models, contexts), limit,
@@ -489,10 +501,13 @@ def run(*, out: Path | None = None, models: Sequence[str] = MODELS, contexts: Se
         if not found:
             continue
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{device} {model}").strip("-").lower()
+        path = Path(out) if alone else Path(out or FOLDER) / f"{name}.csv"
         same = {"device": device, "origin": origin}
-        write(folder / f"{name}.csv", STAGE_COLUMNS, [row | same for row in found], facts, device, model, origin)
-        write(folder / f"steps_{name}.csv", STEP_COLUMNS, [row | same for row in whole], facts, device, model, origin)
-    return 0
+        for each, columns, rows in ((path, STAGE_COLUMNS, found),
+                                    (path.with_name(f"steps_{path.name}"), STEP_COLUMNS, whole)):
+            write(each, columns, [row | same for row in rows], facts, device, model, origin)
+            written.append(each)
+    return written
 
 
 def write(path: Path, columns: Sequence[str], rows: list[dict], facts: dict, device: str, model: str,

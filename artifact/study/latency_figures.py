@@ -240,8 +240,8 @@ def running(frame: pd.DataFrame) -> go.Figure:
     frame = frame[frame["run"] != "in turn"]
     keys = ["model", "context_tokens", "layers_count", "batch_count"]
     settings = list(dict.fromkeys(frame[keys].itertuples(index=False, name=None)))
-    figure = style.sheet("Does PRR pay on this CPU?", 200 + 68 + 44 * len(settings), cols=len(methods), legend=True,
-                         headings=True, shared_yaxes=True, horizontal_spacing=0.05, left=235, bottom=_LONG)
+    figure = style.sheet("Does PRR pay on this CPU?", 300 + 44 * len(settings), cols=len(methods), legend=True,
+                         headings=True, shared_yaxes=True, horizontal_spacing=0.05, left=235, bottom=_LONG + 30)
     low, high = frame["one_ratio"].min(), frame["one_ratio"].max()
     for col, method in enumerate(methods, 1):
         cells = frame[frame["method"] == method].set_index(keys)
