@@ -91,7 +91,7 @@ def topk(scores, count, forced=None, slots=None):
 
     scores [R, N]; count: blocks in a list, or int [R] of each; forced bool [R, N]: blocks that are in whatever their
     score, first of all and even when they are more than `count`. NaN counts as -inf, and such blocks are in only when
-    forced. slots: S, of which later blocks are left out; with it nothing is asked of the device (None: as below).
+    forced. slots: S, at most so many, forced ones the first; with it nothing is asked of the device (None: as below).
     -> int32 [R, S] with S = count or the most forced blocks of a row; ascending indices, -1 after the last.
 
     The lowest score that is still in divides the rest: what is above it is in, and of what equals it the first ones.
@@ -99,12 +99,13 @@ def topk(scores, count, forced=None, slots=None):
     rows, blocks = scores.shape
     forced = torch.zeros(rows, blocks, dtype=torch.bool, device=scores.device) if forced is None else forced
     scores = scores.nan_to_num(-math.inf, math.inf, -math.inf).masked_fill(forced, -math.inf)
-    counts = count[:, None] if isinstance(count, torch.Tensor) else count
-    free = (counts - forced.sum(-1, keepdim=True)).clamp(0, blocks)
-    most = min(blocks, slots if isinstance(count, torch.Tensor) else count)
+    several = isinstance(count, torch.Tensor)
+    if slots is not None:
+        count = count.clamp(max=slots) if several else min(count, slots)
+    free = ((count[:, None] if several else count) - forced.sum(-1, keepdim=True)).clamp(0, blocks)
+    most = min(blocks, slots if several else count)
     chosen = forced
     if most and rows:
-        free = free.clamp(max=most)
         lowest = torch.topk(scores, most).values.gather(-1, (free - 1).clamp(min=0))
         above, equal = scores > lowest, scores == lowest
         ties = equal & (equal.cumsum(-1) <= free - above.sum(-1, keepdim=True))

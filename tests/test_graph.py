@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_decode import KINDS, LAYER, METHODS, PROMPT, QUEST, ROUNDING, STEPS, THETA, at, named, off, started, world
 
+from artifact.dsa.infllm import InfLLM
 from artifact.prr import decode, graph, overlap
 from artifact.prr.decode import Plan
 
@@ -108,6 +109,8 @@ def test_what_cannot_be_held_is_refused():
     for options, said in [
         ({"blocks": 3}, "blocks is 3; allowed: at least 19"),
         ({"layer": 0}, r"lengths are \[300\]; allowed in layer 0: only sequences that are long enough to select"),
+        ({"plan": Plan("prr", method=InfLLM(local=9, topk=1, init=2), theta=THETA, impl="reference")},
+         "budget_blocks is 10; allowed: at least 12, what is always attended"),
         ({"plan": Plan("dense", impl="reference")}, "mode and impl are 'dense', 'reference'; allowed"),
         ({"plan": Plan("prr", theta=THETA)}, "mode and impl are 'prr', 'cpu'; allowed"),
     ]:

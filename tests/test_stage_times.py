@@ -96,6 +96,15 @@ def test_published_numbers_say_where_they_stand():
     assert stage_times.names() == sorted(FILES)
 
 
+def test_times_of_kernels_and_of_whole_steps_are_no_stage_times(tmp_path, monkeypatch):
+    """They lie beside them, in columns of their own."""
+    (tmp_path / "stage_times").mkdir()
+    for name in ("kernels_h100", "steps_h100", "h100"):
+        (tmp_path / "stage_times" / f"{name}.csv").write_text("origin\nmeasured\n")
+    monkeypatch.setattr(paths, "data_dir", lambda: tmp_path)
+    assert stage_times.names() == ["h100"]
+
+
 def test_printed_numbers_and_values_are_the_same():
     for row in pd.read_csv(paths.data_dir() / "published" / "prr_speedup.csv", dtype=str).to_dict("records"):
         assert float(row["printed"]) == float(row["speedup_ratio"]) and len(row["printed"].partition(".")[2]) == 2

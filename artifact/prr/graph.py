@@ -62,6 +62,9 @@ def begin(plan: Plan, state: State, blocks: int, layer: int, device: str | torch
     if plan.mode == "dense" or plan.impl == "cpu":
         raise ValueError(f"mode and impl are {plan.mode!r}, {plan.impl!r}; allowed: a mode that selects, with impl "
                          "'reference' or 'triton'")
+    if plan.method.most_forced > plan.method.budget_blocks:
+        raise ValueError(f"budget_blocks is {plan.method.budget_blocks}; allowed: at least {plan.method.most_forced}, "
+                         "what is always attended")
     length = state.metadata.length.cpu()
     if plan.method.dense(layer, length + 1).any():
         raise ValueError(f"lengths are {length.tolist()}; allowed in layer {layer}: only sequences that are long "
