@@ -239,7 +239,7 @@ def running(frame: pd.DataFrame) -> go.Figure:
     methods = _methods(frame)
     frame = frame[frame["run"] != "in turn"]
     keys = ["model", "context_tokens", "layers_count", "batch_count"]
-    settings = list(dict.fromkeys(frame[keys].itertuples(index=False, name=None)))
+    settings = sorted(set(frame[keys].itertuples(index=False, name=None)), key=lambda one: (*one[2:], *one[:2]))
     figure = style.sheet("Does PRR pay on this CPU?", 300 + 44 * len(settings), cols=len(methods), legend=True,
                          headings=True, shared_yaxes=True, horizontal_spacing=0.05, left=235, bottom=_LONG + 30)
     low, high = frame["one_ratio"].min(), frame["one_ratio"].max()
@@ -247,7 +247,7 @@ def running(frame: pd.DataFrame) -> go.Figure:
         cells = frame[frame["method"] == method].set_index(keys)
         for way, mode, ratio in (("DSA", "dsa", None), ("PRR, union", "union", 1), ("PRR, exact", "exact", 1)):
             part = cells[cells["way"] == way]
-            part = part if ratio is None else part[part["predicted_ratio"] == ratio]
+            part = (part if ratio is None else part[part["predicted_ratio"] == ratio]).sort_index()
             figure.add_scatter(
                 x=part["one_ratio"].tolist(), y=[settings.index(key) for key in part.index], mode="markers", row=1,
                 col=col, name=_RUNNING[mode], showlegend=col == 1, marker=style.marker(mode, 14),
