@@ -183,6 +183,14 @@ def test_what_is_not_timed_is_modelled_and_says_so():
     (lambda f: f.assign(attended_ratio=None), "quest at 4096 tokens, speculation stands there twice"),
     (lambda f: f.drop(columns="stage"), "no column 'stage'; needed: device, model"),
     (lambda f: f.assign(context_tokens=0), "context_tokens is 0; allowed: numbers of at least 1"),
+    (lambda f: f[~((f["stage"] == "speculation") & (f["context_tokens"] == 8192))],
+     r"quest at 8192 tokens has no stage speculation of 0.5 \|A\|, which it has at others"),
+    (lambda f: f[~((f["attended_ratio"] == 2) & (f["context_tokens"] == 16384))],
+     r"quest at 16384 tokens has no stage speculation of 2 \|A\|, which it has at others"),
+    (lambda f: f[~((f["stage"] == "repair") & (f["method"] == "infllm"))],
+     "infllm at 4096 tokens has no stage repair, which other methods have"),
+    (lambda f: f[~((f["stage"] == "qkv") & (f["context_tokens"] == 4096) & (f["method"] == "quest"))],
+     "quest at 4096 tokens has no stage qkv, which it has at others"),
     (lambda f: f.iloc[:0], "no rows")])
 def test_rows_that_are_refused(tmp_path, spoil, says):
     bad = spoil(rows())
