@@ -100,6 +100,81 @@ def test_what_does_not_fit_a_list_is_repaired_and_the_result_stays(monkeypatch):
     assert off(out, direct.double()) <= ROUNDING and (counts.predicted <= 7 + 1 + 1).all()
 
 
+# --- streams and graphs, as far as a machine without them goes
+
+class Cuda:
+    """What of torch.cuda `Streams` and `Captured` use, on the CPU: work is done at once, who waits for whom is kept."""
+
+    def __init__(self, monkeypatch):
+        self.told, self.now, self.graphs, cuda = [], "default", [], self
+
+        class Stream:
+            def __init__(self, name="default", priority=None):
+                self.name = name if priority is None else f"priority {priority}"
+
+            def wait_stream(self, other):
+                cuda.told.append(f"{self.name} waits for {other.name}")
+
+            @staticmethod
+            def priority_range():
+                return 0, -5
+
+        class On:
+            def __init__(self, stream):
+                self.stream = stream
+
+            def __enter__(self):
+                self.before, cuda.now = cuda.now, self.stream.name
+
+            def __exit__(self, *_):
+                cuda.now = self.before
+
+        class Graph:
+            def replay(self):
+                cuda.told.append("replay")
+
+        fakes = {"is_available": lambda: True, "Stream": lambda priority: Stream(priority=priority), "stream": On,
+                 "current_stream": lambda: Stream(self.now), "CUDAGraph": Graph,
+                 "graph": lambda graph, stream: On(stream)}
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        torch.cuda.Stream.priority_range = Stream.priority_range
+
+
+def test_selection_runs_first_in_priority_and_the_streams_fork_and_join(monkeypatch):
+    cuda = Cuda(monkeypatch)
+    streams = overlap.Streams()
+    with torch.cuda.stream(streams.first):
+        main, side = streams(lambda: cuda.now, lambda: cuda.now)
+    assert (main, side) == ("priority -5", "priority 0")
+    assert cuda.told == ["priority 0 waits for priority -5", "priority -5 waits for priority 0"]
+
+
+@pytest.mark.parametrize("fidelity", decode.FIDELITIES)
+def test_a_capture_leaves_the_state_as_it_was_and_its_step_is_the_step(monkeypatch, fidelity):
+    some, q = world([PROMPT + STEPS], QUEST.block)
+    kv = at(some, some.cache(), [PROMPT + 1])
+    plan = Plan("prr", fidelity, QUEST, 1.5, THETA, impl="reference")
+    state, _ = started(plan, some, q, 0)
+    count = graph.guesses(plan, torch.tensor([PROMPT + 1]))
+    alone = moved(plan, state, QUEST, PROMPT + STEPS)
+    right, _ = graph.step(plan, q[PROMPT], kv, alone, count, 20)
+    cuda, held, on = Cuda(monkeypatch), moved(plan, state, QUEST, PROMPT + STEPS), []
+    kept = [*held.metadata, *held.ema]
+
+    def step(both):
+        on.append((cuda.now, [part.clone() for part in kept]))
+        return graph.step(plan, q[PROMPT], kv, held, count, 20, both)
+
+    run = graph.Captured(step, kept)
+    assert [stream for stream, _ in on] == ["priority -5"] * 4, "three times to warm up, then the capture"
+    for before, at_capture in zip(on[0][1], on[3][1], strict=True):
+        assert torch.equal(before, at_capture)
+    out, _ = run()  # here the capture has run already; a replay is only told
+    assert cuda.told[-1] == "replay" and torch.equal(out, right)
+    assert all(torch.equal(one, other) for one, other in zip(kept, (*alone.metadata, *alone.ema), strict=True))
+
+
 # --- bad input
 
 def test_what_cannot_be_held_is_refused():

@@ -164,7 +164,8 @@ def end(plan: Plan, q, kv: PagedKV, held: Held, begun: Begun | None, selected: t
 
 
 class Captured:
-    """What `call` does, a function of a `both`, as a CUDA graph over two streams: selection's is first in priority.
+    """What `call` does, a function of a `both`, as a CUDA graph over two streams: selection's is first in priority, and
+    torch makes its graphs such that kernels keep the priority of the stream that they were captured on.
 
     A call replays it and gives the same tensors, with new numbers in them. It is run a few times before the capture, to
     compile and to allocate; `kept` are tensors that have their numbers back afterwards. ValueError without CUDA.
