@@ -552,6 +552,38 @@ def timeline_(source: str, method: str, context: int, contention: str, as_json: 
 
 
 @cli.group()
+def gpu() -> None:
+    """What only a GPU can tell; without one, how it would be asked."""
+
+
+@gpu.command("profile")
+@click.option("--out", type=click.Path(), metavar="PLACE", show_default="data/stage_times",
+              help="Another folder; or, of one model, the CSV.")
+@click.option("--model", "models", multiple=True, show_default="GLM-4-9B-1M and Llama3-8B-1M",
+              help="Whose layers' shape; may be given more than once.")
+@click.option("--context", "contexts", type=int, multiple=True, show_default="16K to 512K",
+              help="Tokens; may be given more than once.")
+@click.option("--limit", type=float, default=510.0, help="Seconds after which no further context is begun.")
+@click.option("--dry-run", "dry", is_flag=True, help="One model at toy size, interpreted on a CPU; takes no times.")
+@_JSON
+def profile_(as_json: bool, **asked: object) -> None:
+    """How long the stages and whole steps of a layer take on this GPU, for data/stage_times: at most nine minutes.
+
+    A layer has the model's shape and random weights; what is selected follows our recorded traces. Stages: those that
+    `prr budget` and `prr timeline` start from. Steps: dense, serial DSA, with the faster kernel, S1, S2, PRR's union
+    and exact. Exit code 2 without a GPU.
+    """
+    from artifact.study import gpu_profile
+
+    written = gpu_profile.run(**asked)
+    if as_json:
+        _print_json(files_count=len(written), dry_run=asked["dry"], files=[str(path) for path in written])
+    else:
+        for path in written:
+            click.echo(path)
+
+
+@cli.group()
 def bench() -> None:
     """Ratios of speed, each after a check that both sides agree."""
 

@@ -31,7 +31,7 @@ MAPS = {"host-cacheline": "cachelines interleaved", "host-centric": "rows interl
 STUDY_MAP = "host-cacheline"
 _WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
           "prompt", "profile", "per", "stage", "stream", "way", "baseline", "table", "chosen", "benchmark", "preset",
-          "pattern", "charged", "kernel", "dtype", "target", "triton", "operator", "study", "against", "mode",
+          "pattern", "run", "charged", "kernel", "dtype", "target", "triton", "operator", "study", "against", "mode",
           "text")  # columns of text; all others that are drawn are numbers
 
 
@@ -648,6 +648,14 @@ FIGURES: dict[str, Plot] = {
         "Horizontal bars in four panels with their numbers: all that repair lie close together below the oracle, "
         "serial DSA with the faster kernel about halfway, S1 below one.",
         ("profile", "method", "context_tokens", "baseline", "speedup_ratio", "order_index")),
+    "running": Plot(
+        latency_figures.running, "06_runtime", "running.timing.csv",
+        "PRR's step as it runs on a CPU: selection on one core and attention over the prediction on the other, beside "
+        "its fair rival, sparse attention with both cores on each operator.",
+        "Dot plot with a row for each model's shape and context, Quest and InfLLM-v2: sparse attention on both cores, "
+        "PRR's union and PRR's exact mode, with a line at sparse attention on one thread.",
+        ("model", "method", "context_tokens", "layers_count", "batch_count", "way", "run", "predicted_ratio",
+         "one_ratio")),
     "controller": Plot(
         cycle_figures.agreement, "14_cycle_level", "attacc.csv",
         "The controller and its run-length form give AttAcc's cycles; M1 put into the study's formula does not, "

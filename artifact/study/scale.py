@@ -39,6 +39,10 @@ class Scale(BaseModel):
     fidelity_passages: PositiveInt = Field(description="passages, from the texts in turn")
     fidelity_needle_tokens: PositiveInt = Field(description="length of a prompt that hides a fact")
     fidelity_needles: NonNegativeInt = Field(description="such prompts; 0: our recorded run is shown")
+    runtime_tokens: Sizes = Field(description="contexts of the decode steps that are timed on this CPU, tokens")
+    runtime_models: PositiveInt = Field(description="models whose layers' shape they have")
+    runtime_layers: PositiveInt = Field(description="layers of a stack of them")
+    runtime_rounds: NonNegativeInt = Field(description="steps timed in each way; 0: our recorded run is shown")
 
 
 def load(name: str, folder: Path | None = None) -> Scale:
