@@ -250,16 +250,36 @@ def verify(scale: str | None, results_dir: str | None, as_json: bool) -> int:
 
 
 @cli.command()
+@click.option("--appendix", is_flag=True, help="Instead: what evaluation forms ask, as Markdown and LaTeX.")
 @_SCALE
 @_RESULTS
 @_JSON
-def report(scale: str | None, results_dir: str | None, as_json: bool) -> None:
-    """A folder of HTML pages of a scale's results: claims, figures, notebooks, provenance; opens without a network."""
-    from artifact.study import paths
+def report(appendix: bool, scale: str | None, results_dir: str | None, as_json: bool) -> None:
+    """A folder of HTML pages of a scale's results: claims, figures, notebooks, provenance; opens without a network.
+
+    --appendix writes the claims, an appendix (USENIX, EuroSys), two checklists (cTuning and MLSys, NeurIPS) and a check
+    of one's own against the badges; of our recorded run where nothing has been run.
+    """
+    from artifact.study import evaluation, paths, tables
     from artifact.study import report as pages
     from artifact.study import scale as scales
 
-    index = pages.build(scale or scales.largest(paths.results_dir(results_dir)), results_dir)
+    folder = paths.results_dir(results_dir)
+    scale = scale or scales.largest(folder)
+    if appendix:
+        study = evaluation.study(scale, folder)
+        files = [str(path) for path in evaluation.write(study, folder / scale / evaluation.FOLDER)]
+        lines = evaluation.check(study)
+        if as_json:
+            _print_json(scale=study.scale, recorded=study.recorded, files=files, badges=lines,
+                        met_count=sum(line["met"] for line in lines), lines_count=len(lines))
+            return
+        rows = [{**line, "met": "met" if line["met"] else "missing", "shown": line["missing"] or line["evidence"]}
+                for line in lines]
+        click.echo(tables.text(rows, ["badge", "met", "asks", "shown"]))
+        click.echo(f"written: {', '.join(files)}")
+        return
+    index = pages.build(scale, folder)
     if as_json:
         _print_json(index=str(index))
     else:

@@ -102,7 +102,7 @@ def versions() -> dict[str, str]:
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
         if name:
-            found.setdefault(_normalised(name), distribution.version)
+            found.setdefault(normalised(name), distribution.version)
     return found
 
 
@@ -121,7 +121,7 @@ def pinned() -> tuple[dict[str, str], str]:
             lines = []
         source = "package metadata"
     wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {_normalised(pin.name): str(pin.specifier).removeprefix("==") for pin in wanted
+    return {normalised(pin.name): str(pin.specifier).removeprefix("==") for pin in wanted
             if pin.marker is None or pin.marker.evaluate({"extra": ""})}, source
 
 
@@ -182,5 +182,6 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _normalised(name: str) -> str:
+def normalised(name: str) -> str:
+    """A distribution's name as all its spellings share it."""
     return re.sub(r"[-_.]+", "-", name).lower()
