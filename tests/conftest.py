@@ -35,3 +35,11 @@ def cli():
         return Ran(code, out.getvalue(), err.getvalue())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def screenshots(root) -> Path:
+    """Where tests leave what a browser showed them, to be looked at; `make clean` removes it."""
+    folder = root / "build" / "screenshots"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -16,8 +16,8 @@ from artifact.study import claims, execute, paths, provenance, results
 from artifact.study.scale import Scale
 
 _DECLARED = ("results", "figures", "tables", "needs", "claims")
-_NOT_INPUT = ("results/", "models/", "recorded/full/", "claims.yml")  # of data/: claims count by notebook, below
-_NOT_CODE = ("__main__.py", "report.py")  # they show results and never make them
+_NOT_INPUT = ("results/", "models/", "recorded/full/", "evaluation.yml", "claims.yml")  # claims count by notebook
+_NOT_CODE = ("__main__.py", "report.py", "evaluation.py", "evidence.py", "document.py")  # they only show results
 
 
 @dataclass(frozen=True)

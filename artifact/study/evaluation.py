@@ -107,12 +107,13 @@ class Experiment:
     claims: pd.DataFrame
 
 
-def study(scale: str, results_dir: str | Path | None = None) -> Study:
-    """The claims and runs at a scale; our recorded full run where nothing has been run at it."""
+def study(scale: str, results_dir: str | Path | None = None, listed: list[claims.Claim] | None = None) -> Study:
+    """The claims (None: data/claims.yml) and runs at a scale; our recorded full run where nothing has been run at it.
+    """
     size, home = scales.load(scale), paths.results_dir(results_dir)
     shown = not evidence.finished(size.name, home)
     scale, home = ("full", evidence.recorded()) if shown else (size.name, home)
-    listed = claims.load()
+    listed = claims.load() if listed is None else listed
     judged = claims.verdicts(scale, home, listed)
     runs = evidence.finished(scale, home)
     return Study(scale, home, home == evidence.recorded(), listed, judged, runs, books.shelf())
@@ -130,6 +131,13 @@ def documents(of: Study, given: Answers | None = None) -> dict[str, list[documen
     known = facts(of)
     return {"claims": _claims(of), "appendix": _appendix(of, given, known), "checklist": _checklist(of, given, known),
             "neurips": _neurips(of, given, known), "badges": _badges(of, given)}
+
+
+def overview(of: Study) -> list[document.Block]:
+    """The badges and both checklists below one another, for a page with a title of its own."""
+    given, known = answers(), facts(of)
+    blocks = [*_badges(of, given), *_checklist(of, given, known), *_neurips(of, given, known)]
+    return [Heading(block.level + 1, block.text) if isinstance(block, Heading) else block for block in blocks]
 
 
 def write(of: Study, folder: Path) -> list[Path]:

@@ -208,7 +208,7 @@ def gain(frame: pd.DataFrame) -> go.Figure:
             if not math.isnan(values[0]):
                 text = f"<b>{policy}</b>  {values[0]:.2f} → {values[1]:.2f}, cycles {values[2]:.2f}"
                 figure.add_annotation(x=max(values), y=y, xanchor="left", xshift=16, showarrow=False, text=text,
-                                      font={"size": SMALL, "color": look.colour})
+                                      font={"size": SMALL, "color": style.legible(look.colour)})
     figure.add_vline(x=1, line={"color": INK, "width": 2})
     least, most = frame[list(ways)].min(axis=None), frame[list(ways)].max(axis=None)
     width = max(most, 1.2) - min(least, 1)
