@@ -354,14 +354,16 @@ def _listed(counts: dict[str, int]) -> str:
 @click.argument("name")
 @click.option("--scale", "scale_name", default="full", help="tiny, smoke or full")
 @click.option("--workers", type=click.IntRange(1), default=2, help="local processes")
+@click.option("--executor", default="local", metavar="local|dask:ADDRESS",
+              help="there, or on the workers of that Dask scheduler; with --keep none repeats what finished")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the CSV there instead of stdout.")
 @click.option("--keep", type=click.Path(file_okay=False), help="Folder of finished cells, to resume from.")
-def sweep_(name: str, scale_name: str, workers: int, out: str | None, keep: str | None) -> None:
+def sweep_(name: str, scale_name: str, workers: int, executor: str, out: str | None, keep: str | None) -> None:
     """Run a sweep of data/sweeps, or a YAML file, as tidy CSV."""
     from artifact.study import results, scale, sweep
 
     cells = sweep.expand(sweep.load(name), scale.load(scale_name))
-    frame = sweep.compute(cells, keep=keep, workers=workers)
+    frame = sweep.compute(cells, keep=keep, workers=workers, executor=executor)
     if out:
         results.write(frame, Path(out))
     else:

@@ -27,7 +27,7 @@ def environment() -> dict[str, object]:
     browser, browser_version = chromium()
     tiers = {
         "cpu": _lacking(CPU_TIER, installed),
-        "model": _lacking(("torch", "transformers"), installed) or _without_weights(checkout),
+        "model": _lacking(("torch", "transformers"), installed) or _without_weights(),
         "gpu": _lacking(("torch",), installed) or _without_cuda(),
     }
     return {
@@ -149,10 +149,12 @@ def _lacking(names: tuple[str, ...], installed: dict[str, str]) -> str | None:
     return f"not installed: {', '.join(missing)}" if missing else None
 
 
-def _without_weights(checkout: Path | None) -> str | None:
-    if checkout and any((checkout / "data" / "models").glob("**/*.gguf")):
-        return None
-    return "no weights (*.gguf) in data/models"
+def _without_weights() -> str | None:
+    try:
+        there = any((paths.data_dir() / "models").glob("**/*.gguf"))
+    except ValueError:
+        there = False
+    return None if there else "no weights (*.gguf) in data/models"
 
 
 def _without_cuda() -> str | None:
