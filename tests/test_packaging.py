@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -135,7 +136,7 @@ def test_the_lock_resolves_on_macos(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--report",
          tmp_path / "report.json", "--target", tmp_path / "nowhere", "--platform", "macosx_14_0_arm64",
-         "--python-version", "3.11", "--only-binary=:all:", "--requirement", tmp_path / "macos.txt"],
+         "--python-version", platform.python_version(), "--only-binary=:all:", "--requirement", tmp_path / "macos.txt"],
         capture_output=True, text=True, check=False)
     if re.search(r"NewConnectionError|ConnectTimeout|Temporary failure in name resolution", done.stderr):
         pytest.skip("no network: the package index would say which wheels there are for macOS")

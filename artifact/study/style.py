@@ -182,7 +182,8 @@ def heading(figure: go.Figure, text: str, col: int = 1, row: int = 1) -> None:
     """A panel's own title, above its left edge."""
     axes = figure.get_subplot(row, col)
     figure.add_annotation(text=text, xref="paper", yref="paper", x=axes.xaxis.domain[0], y=axes.yaxis.domain[1],
-                          xanchor="left", yanchor="bottom", showarrow=False, yshift=5, font={"size": SMALL})
+                          xanchor="left", yanchor="bottom", showarrow=False, yshift=5, align="left",
+                          font={"size": SMALL})
 
 
 def key(figure: go.Figure, entries: Iterable[tuple[str, dict]]) -> None:
