@@ -43,7 +43,7 @@ def moment(frame: pd.DataFrame, allocator: str, step: int) -> Moment:
               REUSED: [place for place in past if place in others],
               FREED: [place for place in past if place not in others and place not in own]}
     touched = len({row for _, row in own})
-    words = f"{len(own)} in {touched} regions" if own else \
+    words = f"{len(own)} in {touched} region{'s' * (touched > 1)}" if own else \
         f"{len(states[FREED])} free, {len(states[REUSED])} reused" if past else "not here yet"
     return Moment({state: ([x for x, _ in some], [y for _, y in some]) for state, some in states.items()}, words)
 
