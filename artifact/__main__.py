@@ -250,16 +250,36 @@ def verify(scale: str | None, results_dir: str | None, as_json: bool) -> int:
 
 
 @cli.command()
+@click.option("--appendix", is_flag=True, help="Instead: what evaluation forms ask, as Markdown and LaTeX.")
 @_SCALE
 @_RESULTS
 @_JSON
-def report(scale: str | None, results_dir: str | None, as_json: bool) -> None:
-    """A folder of HTML pages of a scale's results: claims, figures, notebooks, provenance; opens without a network."""
-    from artifact.study import paths
+def report(appendix: bool, scale: str | None, results_dir: str | None, as_json: bool) -> None:
+    """A folder of HTML pages of a scale's results: claims, figures, notebooks, provenance; opens without a network.
+
+    --appendix writes the claims, an appendix (USENIX, EuroSys), two checklists (cTuning and MLSys, NeurIPS) and a check
+    of one's own against the badges; of our recorded run where nothing has been run.
+    """
+    from artifact.study import evaluation, paths, tables
     from artifact.study import report as pages
     from artifact.study import scale as scales
 
-    index = pages.build(scale or scales.largest(paths.results_dir(results_dir)), results_dir)
+    folder = paths.results_dir(results_dir)
+    scale = scale or scales.largest(folder)
+    if appendix:
+        study = evaluation.study(scale, folder)
+        files = [str(path) for path in evaluation.write(study, folder / scale / evaluation.FOLDER)]
+        lines = evaluation.check(study)
+        if as_json:
+            _print_json(scale=study.scale, recorded=study.recorded, files=files, badges=lines,
+                        met_count=sum(line["met"] for line in lines), lines_count=len(lines))
+            return
+        rows = [{**line, "met": "met" if line["met"] else "missing", "shown": line["missing"] or line["evidence"]}
+                for line in lines]
+        click.echo(tables.text(rows, ["badge", "met", "asks", "shown"]))
+        click.echo(f"written: {', '.join(files)}")
+        return
+    index = pages.build(scale, folder)
     if as_json:
         _print_json(index=str(index))
     else:
@@ -334,14 +354,16 @@ def _listed(counts: dict[str, int]) -> str:
 @click.argument("name")
 @click.option("--scale", "scale_name", default="full", help="tiny, smoke or full")
 @click.option("--workers", type=click.IntRange(1), default=2, help="local processes")
+@click.option("--executor", default="local", metavar="local|dask:ADDRESS",
+              help="there, or on the workers of that Dask scheduler; with --keep none repeats what finished")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the CSV there instead of stdout.")
 @click.option("--keep", type=click.Path(file_okay=False), help="Folder of finished cells, to resume from.")
-def sweep_(name: str, scale_name: str, workers: int, out: str | None, keep: str | None) -> None:
+def sweep_(name: str, scale_name: str, workers: int, executor: str, out: str | None, keep: str | None) -> None:
     """Run a sweep of data/sweeps, or a YAML file, as tidy CSV."""
     from artifact.study import results, scale, sweep
 
     cells = sweep.expand(sweep.load(name), scale.load(scale_name))
-    frame = sweep.compute(cells, keep=keep, workers=workers)
+    frame = sweep.compute(cells, keep=keep, workers=workers, executor=executor)
     if out:
         results.write(frame, Path(out))
     else:

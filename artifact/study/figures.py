@@ -20,6 +20,7 @@ from artifact.study import (
     prr_figures,
     schematics,
     style,
+    walk_figures,
 )
 from artifact.study.style import INK, POLICIES, QUIET, SIZE, SMALL, WASH
 
@@ -31,8 +32,8 @@ MAPS = {"host-cacheline": "cachelines interleaved", "host-centric": "rows interl
 STUDY_MAP = "host-cacheline"
 _WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
           "prompt", "profile", "per", "stage", "stream", "way", "baseline", "table", "chosen", "benchmark", "preset",
-          "pattern", "run", "charged", "kernel", "dtype", "target", "triton", "operator", "study", "against", "mode",
-          "text")  # columns of text; all others that are drawn are numbers
+           "pattern", "run", "charged", "kernel", "dtype", "target", "triton", "operator", "study", "against", "mode",
+           "holder", "text")  # columns of text; all others that are drawn are numbers
 
 
 class Plot(NamedTuple):
@@ -208,7 +209,7 @@ def gain(frame: pd.DataFrame) -> go.Figure:
             if not math.isnan(values[0]):
                 text = f"<b>{policy}</b>  {values[0]:.2f} → {values[1]:.2f}, cycles {values[2]:.2f}"
                 figure.add_annotation(x=max(values), y=y, xanchor="left", xshift=16, showarrow=False, text=text,
-                                      font={"size": SMALL, "color": look.colour})
+                                      font={"size": SMALL, "color": style.legible(look.colour)})
     figure.add_vline(x=1, line={"color": INK, "width": 2})
     least, most = frame[list(ways)].min(axis=None), frame[list(ways)].max(axis=None)
     width = max(most, 1.2) - min(least, 1)
@@ -455,6 +456,21 @@ FIGURES: dict[str, Plot] = {
         "Dot plot with three panels, adjacency, same region and spread, and a row for each run; paged lies near "
         "random, pim-aware near contiguous.",
         (*_CELL, "requests_count", "block_adjacency_frac", "same_region_frac", "region_spread")),
+    "life": Plot(
+        walk_figures.life, "10_placement", "life.csv",
+        "The same request of the same run under two allocators. Paged puts each block into whatever place was freed "
+        "last; pim-aware fills a region before it claims the next. What is given back is soon another's.",
+        "Two rows of four panels. Above, paged: single marks spread over some thirty regions. Below, pim-aware: five "
+        "regions, each filled from end to end. In the last column all marks are hollow.",
+        ("allocator", "first_step", "last_step", "region", "slot", "step", "until_step", "holder", "order_index",
+         "blocks_per_region")),
+    "fragmentation": Plot(
+        walk_figures.fragmentation, "10_placement", "fragmentation.csv",
+        "What happens to the pool while the engine runs. The free list of paged begins in order and loses it; within "
+        "the run it places as dice do. The region rule keeps every sequence in as few regions as can hold it.",
+        "Three line charts over decode steps: paged climbs from the level of contiguous to that of random in the "
+        "upper two and falls to it in the lowest; pim-aware stays level in all three.",
+        ("allocator", "requests_count", "step", "region_spread", "shared_frac", "m1_row_hit_frac")),
     "headline": Plot(
         headline, "11_bandwidth", "headline.csv",
         "Row hits and effective bandwidth by block size. Small paged blocks lose both; pim-aware keeps both at "
