@@ -45,7 +45,7 @@ _CELL_OPTIONS = (
     ("trace", str, None, "Azure CSV or Mooncake JSONL, with --workload trace"),
     ("step-ms", float, "25.0", "trace time per engine step"),
     ("allocator", str, "paged", "paged, pim-aware, contiguous or random"),
-    ("address-map", str, "host-cacheline", "host-centric, host-cacheline or pim-friendly"),
+    ("address-map", str, "host-cacheline", "host-centric, host-cacheline, pim-friendly, or 'co1 ch5 ba2 bg2 co4 ro14'"),
     ("block-tokens", str, "16", "tokens per block, or derived: the block that is one region"),
     ("requests", int, "1000", "requests to draw, or to take from the trace"),
     ("seed", int, "0", "seed of every random stream"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from artifact.kv import allocators, engine, placement, requests
 from artifact.pim import bandwidth, geometry, mapping, streams, timing
@@ -27,7 +27,7 @@ class Cell(BaseModel):
     trace_file: str | None = None
     step_ms: Positive = 25.0
     allocator: Literal[allocators.NAMES] = "paged"
-    address_map: Literal[mapping.NAMES] = "host-cacheline"
+    address_map: str = "host-cacheline"
     block_tokens: Count | Literal["derived"] = 16
     requests: Count = 1000
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
@@ -60,6 +60,15 @@ class Cell(BaseModel):
             super().__init__(**given)
         except ValidationError as error:
             raise ValueError(_one_line(error, type(self))) from None
+
+    @field_validator("address_map")
+    @classmethod
+    def _map_is_read(cls, text):
+        try:
+            mapping.parse(text)
+        except ValueError as error:
+            raise ValueError(str(error).replace("unknown address map", "address_map is")) from None
+        return text
 
     @model_validator(mode="after")
     def _fits_together(self):
