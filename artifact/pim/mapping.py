@@ -186,6 +186,32 @@ def address_map(name, dram):
     return AddressMap(name, dram, tuple((f, bits[f]) if isinstance(f, str) else f for f in orders[name]))
 
 
+def with_heads(order, heads, part_bursts):
+    """`order` with the highest channel bits moved so that a block's KV heads lie in channels of their own.
+
+    A block holds `heads` parts of `part_bursts` bursts one after another, both powers of two. Raises ValueError for
+    more heads than channels.
+    """
+    moved, at = _log2(heads), _log2(part_bursts)
+    if heads > order.dram.channels:
+        raise ValueError(f"{heads} KV heads in channels of their own; allowed: at most the {order.dram.channels} of "
+                         f"{order.dram.name}")
+    rest, left = [], moved
+    for field, bits in reversed(order.order):
+        taken = min(bits, left) if field == "ch" else 0
+        left -= taken
+        rest.insert(0, (field, bits - taken))
+    pieces, below = [], 0
+    for field, bits in rest:
+        under = min(max(at - below, 0), bits)
+        if below <= at < below + bits:
+            pieces += [(field, under), ("ch", moved), (field, bits - under)]
+        else:
+            pieces.append((field, bits))
+        below += bits
+    return AddressMap(f"{order.name}, heads apart", order.dram, tuple(p for p in pieces if p[1]), order.hashes)
+
+
 def written(order):
     """An `AddressMap` as the text that `parse` reads."""
     return " ".join([*(f"{f}{b}" for f, b in order.order), *(_hash(*h) for h in order.hashes)])

@@ -1,7 +1,8 @@
 """Sweeps: many cells of the serving study, over local processes, resumable cell by cell.
 
 A sweep is a YAML file of `data/sweeps`: a list of groups, each a mapping of `serving.Cell` fields to a value or a list
-of values; a group is the product of its lists. A scale caps requests and keeps the block and prompt sizes it names.
+of values; a group is the product of its lists. A scale caps requests and seeds and keeps the block and prompt sizes it
+names.
 """
 
 import hashlib
@@ -27,13 +28,18 @@ _SETTINGS = {  # Cell field -> column
     "workload": "workload", "trace_file": "trace", "allocator": "allocator", "address_map": "address_map",
     "model": "model", "dram": "dram", "requests": "requests_count", "seed": "seed", "headroom": "headroom",
     "admission": "admission", "max_batch": "max_batch", "rate": "arrival_rate", "prompt_tokens": "prompt_tokens",
-    "coalesce": "coalesce", "kv_shards": "kv_shards", "kv_split": "kv_split", "spec_adopt": "spec_adopt",
-    "pim_scratch": "pim_scratch", "pim_plan": "pim_plan",
+    "coalesce": "coalesce", "window": "window", "kv_shards": "kv_shards", "kv_split": "kv_split",
+    "spec_adopt": "spec_adopt", "pim_scratch": "pim_scratch", "pim_plan": "pim_plan", "pim_compact": "pim_compact_frac",
+    "base_bytes": "base_bytes", "block_layout": "block_layout", "turn_tokens": "turn_tokens", "charged": "charged",
 }  # fmt: skip
 
 
 class CellsFailed(RuntimeError):
-    """Some cells of a sweep raised; the others are finished and kept."""
+    """Some cells of a sweep raised; `finished` is the frame of the others, which are kept."""
+
+    def __init__(self, message, finished):
+        super().__init__(message)
+        self.finished = finished
 
 
 class Sweep(BaseModel):
@@ -65,6 +71,8 @@ def expand(sweep, size):
         for name in ("block_tokens", "prompt_tokens"):
             if len(axes.get(name, [])) > 1:
                 axes[name] = [v for v in axes[name] if v in getattr(size, name)]
+        if len(axes.get("seed", [])) > 1:
+            axes["seed"] = axes["seed"][: size.sweep_seeds]
         if "requests" in axes:
             axes["requests"] = list(dict.fromkeys(min(n, size.sweep_requests) for n in axes["requests"]))
         for values in product(*axes.values()):
@@ -109,9 +117,10 @@ def compute(cells, *, keep=None, workers=2, quiet=False, preset=None):
             else:
                 failures.append(f"{_describe(cells[i])}: {error}")
             bar.update()
+    frame = pd.DataFrame([row(cells[i], done[i]) for i in sorted(done)])
     if failures:
-        raise CellsFailed(f"{len(failures)} of {len(cells)} cells failed: " + "; ".join(failures))
-    return pd.DataFrame([row(cells[i], done[i]) for i in range(len(cells))])
+        raise CellsFailed(f"{len(failures)} of {len(cells)} cells failed: " + "; ".join(failures), frame)
+    return frame
 
 
 def _summary(cell, preset):
