@@ -29,37 +29,37 @@ def gates(size, run=serving.run):
     best, host = (summary(allocator="contiguous", address_map=name) for name in ("pim-friendly", "host-centric"))
     scattered = summary(allocator="random")
     rows = [
-        _row(1, "contiguous under pim-friendly: M1 at least", best["m1_row_hit_frac"], 0.95,
+        _row("1 perfect", "contiguous under pim-friendly: M1 at least", best["m1_row_hit_frac"], 0.95,
              "random under host-cacheline", scattered["m1_row_hit_frac"]),
-        _row(1, "... and M2 at least", best["m2_bank_parallelism_frac"], 0.99, "host-centric",
+        _row("1 perfect", "... and M2 at least", best["m2_bank_parallelism_frac"], 0.99, "host-centric",
              host["m2_bank_parallelism_frac"]),
     ]  # fmt: skip
     worst, kept = (summary(allocator=name, block_tokens=4, address_map=COMMAND_MAP, coalesce="inorder")
                    for name in ("random", "pim-aware"))
     expected = Cell(block_tokens=4).blocks_per_region / worst["pool_blocks"]
-    rows.append(_row(2, "blocks of one command at random: M1 over 1 / rows, at most twice off",
+    rows.append(_row("2 worst", "blocks of one command at random: M1 over 1 / rows, at most twice off",
                      _off(worst["m1_row_hit_frac"] / expected), 2, "pim-aware",
                      _off(kept["m1_row_hit_frac"] / expected), most=True))
     sizes = sorted(size.block_tokens)
     rising, falling = ([summary(allocator=name, block_tokens=b)["m1_row_hit_frac"] for b in order]
                        for name, order in (("contiguous", sizes), ("paged", sizes[::-1])))
-    rows.append(_row(3, "contiguous: least step of M1 as blocks grow", min(np.diff(rising)), -SLACK,
+    rows.append(_row("3 monotonic", "contiguous: least step of M1 as blocks grow", min(np.diff(rising)), -SLACK,
                      "paged as blocks shrink", min(np.diff(falling))))
     cell = Cell(requests=requests, seed=size.seed)
     first, again, other = (_digest(run(c)[1]) for c in (cell, cell, cell.model_copy(update={"seed": size.seed + 1})))
-    rows.append(_row(4, "the same seed: share of equal sample files", float(first == again), 1, "another seed",
-                     float(first == other)))
+    rows.append(_row("4 deterministic", "the same seed: share of equal sample files", float(first == again), 1,
+                     "another seed", float(first == other)))
     for allocator in allocators.NAMES:
         lost, without = _unaccounted(run, Cell(requests=requests, seed=size.seed, allocator=allocator,
                                                sample_sequences=64, max_batch=64, sample_every=4))
-        rows.append(_row(5, f"{allocator}: most blocks live but in no table, any sampled step", lost, 0,
+        rows.append(_row("5 conserved", f"{allocator}: most blocks live but in no table, any sampled step", lost, 0,
                          "one sequence of each step left out", without, most=True))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def summary(frame):
     """How many checks each gate has and how many passed; all of them in the first row."""
-    groups = [("all", frame), *((str(gate), part) for gate, part in frame.groupby("gate"))]
+    groups = [("all", frame), *frame.groupby("gate", sort=False)]
     rows = [(name, len(part), int((part["passed"] == "yes").sum())) for name, part in groups]
     return pd.DataFrame(rows, columns=["gate", "checks_count", "passed_count"]).assign(origin="simulated")
 

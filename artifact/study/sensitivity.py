@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from artifact.kv import allocators
-from artifact.pim import geometry
-from artifact.study import experiments, intervals, serving, sweep
+from artifact.pim import bandwidth, geometry
+from artifact.study import cycles, experiments, intervals, paths, results, serving, sweep
 from artifact.study.serving import Cell
 
 SWEEPS = (
@@ -106,12 +106,12 @@ def regions(dram="hbm3-pim", block_tokens=16):
 
 
 def saved(frame):
-    """Attention time that pim-aware saves in a decode step of the whole model, steady, where M4 stands in `frame`.
+    """Attention time that pim-aware saves in a decode step of the whole model: steady, first seed of `baselines`.
 
     layers x mean batch x (M4 of paged - M4 of pim-aware), as the study counts it: mean batch = all output tokens /
     decode steps. Modelled.
     """
-    cells = frame[(frame["workload"] == "steady") & (frame["block_tokens"] == 16)].set_index("allocator")
+    cells = frame[(frame["workload"] == "steady") & (frame["seed"] == frame["seed"].min())].set_index("allocator")
     paged, aware = cells.loc["paged"], cells.loc["pim-aware"]
     cell = Cell(requests=int(paged["requests_count"]), seed=int(paged["seed"]), model=paged["model"])
     batch = cell.load_requests().output_tokens.sum() / paged["decode_steps_count"]
@@ -120,6 +120,92 @@ def saved(frame):
         "workload": "steady", "batch_mean_count": batch, "layers_count": cell.shape.layers, "each_ns": each_ns,
         "saved_per_step_ms": cell.shape.layers * batch * each_ns / 1e6, "origin": "modelled",
     }])  # fmt: skip
+
+
+def m1_histogram(size):
+    """How many samples of a steady run have which M1, in 50 bins, for the study's baseline, its rule, and dice."""
+    rows = []
+    for allocator in ("paged", "pim-aware", "random"):
+        cell = Cell(allocator=allocator, requests=min(2000, size.sweep_requests), seed=size.seed)
+        values = serving.run(cell)[1]["m1_row_hit_frac"]
+        counts, edges = np.histogram(values, bins=50, range=(0.5, 1.0))
+        rows += [{
+            "allocator": allocator, "requests_count": cell.requests, "m1_frac_min": round(a, 6),
+            "m1_frac_max": round(b, 6), "samples_count": n, "m1_row_hit_frac_mean": values.mean(),
+            "origin": "simulated",
+        } for a, b, n in zip(edges[:-1], edges[1:], counts.tolist(), strict=True)]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def validation():
+    """The study's two outside checks on its nine block tables, ours beside the published numbers.
+
+    `ramulator`: M1 of each table and, published, the share of row hits that Ramulator 2 gave for it; of ours,
+    `equal_count` is whether M1 and M3 round to the study's. `attacc`: each sequence's gain of pim-aware by M3, by
+    AttAcc's published cycles, and by the cycles of our controller, where one command serves both halves of a channel.
+    """
+    cell, tables = Cell(), cycles.study_tables()
+    lay, rows, m3 = cycles.layout(cell, 16, 1 << 13), [], {}
+    for r in results.read(paths.data_dir() / "published" / "kvpimple_ramulator.csv").itertuples():
+        entry = tables[r.allocator, r.seq_id]
+        tokens = np.array([entry["seq_len"]])
+        counts = bandwidth.count_tables(np.array(entry["table"]), np.array([0]), tokens, lay, cell.memory)
+        found = bandwidth.metrics(counts, tokens * cell.token_bytes, cell.memory)
+        m1, rate = float(found.m1_row_hit_frac[0]), float(found.m3_bandwidth_gbps[0])
+        m3[r.allocator, r.seq_id] = rate
+        equal = f"{m1:.8g}" == f"{r.m1_row_hit_frac:.8g}" and f"{rate:.8g}" == f"{r.m3_bandwidth_gbps:.8g}"
+        said = {"against": "ramulator", "allocator": r.allocator, "seq_id": r.seq_id}
+        rows += [
+            said | {"m1_row_hit_frac": m1, "equal_count": int(equal), "origin": "simulated"},
+            said | {"m1_row_hit_frac": r.m1_row_hit_frac, "hit_frac": r.hit_frac, "source": r.source,
+                    "difference_frac": abs(r.hit_frac - r.m1_row_hit_frac), "origin": "published"},
+        ]  # fmt: skip
+    points = cycles.study_points()
+    for way, origin, charged in (("AttAcc", "published", "twice"), ("cycles", "simulated", "once")):
+        some = points[(points["origin"] == origin) & (points["charged"] == charged)]
+        some = some[some["address_map"] == "host-cacheline"]
+        wide = some.pivot_table(index="seq_id", columns="allocator", values="run_cycles")
+        for seq, gain in (wide["paged"] / wide["pim-aware"]).items():
+            rows.append({"against": "attacc", "way": way, "seq_id": seq, "gain_ratio": gain, "origin": origin})
+    rows += [{"against": "attacc", "way": "M3", "seq_id": seq, "gain_ratio": m3["pim-aware", seq] / m3["paged", seq],
+              "origin": "simulated"} for seq in dict.fromkeys(key[1] for key in m3)]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def checks(frame):
+    """`validation` in a few numbers: points equal to the study's, and how far Ramulator's hits are from M1."""
+    hits = frame[frame["against"] == "ramulator"]
+    ours, theirs = hits[hits["origin"] == "simulated"], hits[hits["origin"] == "published"]
+    return pd.DataFrame([
+        {"what": "block tables whose M1 and M3 are the study's", "points_count": len(ours),
+         "equal_count": int(ours["equal_count"].sum()), "origin": "simulated"},
+        {"what": "Ramulator's hits beside M1", "points_count": len(theirs),
+         "difference_frac_mean": theirs["difference_frac"].mean(),
+         "difference_frac_max": theirs["difference_frac"].max(), "origin": "published"},
+    ])  # fmt: skip
+
+
+def parallelism():
+    """What a map that keeps one bank busy costs by allocator, in commands (the model) and in AttAcc's published cycles.
+
+    host-centric over host-cacheline, the three sequences of the study's check together.
+    """
+    tables, commands = cycles.study_tables(), {}
+    published = cycles.study_points().query("origin == 'published'").groupby(["allocator", "address_map"])
+    theirs, rows = published["run_cycles"].sum(), []
+    for allocator in dict.fromkeys(key[0] for key in theirs.index):
+        for name in ("host-cacheline", "host-centric"):
+            lay = cycles.layout(Cell(), 16, 1 << 13, name)
+            counted = (bandwidth.count(np.array(e["table"]), e["seq_len"], lay) for (a, _), e in tables.items()
+                       if a == allocator)  # fmt: skip
+            commands[name] = sum(int(found[:, 1].sum()) for found in counted)
+        for way, (centric, cacheline), origin in (
+            ("commands", (commands["host-centric"], commands["host-cacheline"]), "simulated"),
+            ("AttAcc's cycles", (theirs[allocator, "host-centric"], theirs[allocator, "host-cacheline"]), "published"),
+        ):
+            rows.append({"way": way, "allocator": allocator, "host_centric_ratio": centric / cacheline,
+                         "origin": origin})  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def _option(row):
@@ -175,7 +261,7 @@ def baseline_gains(frame):
     out = []
     for base in [name for name in BASES if name in set(frame["allocator"])]:
         found = experiments.gains(frame, base=base)
-        out.append(_over_seeds(found, ["workload", "allocator"]).assign(over=base, trace=None))
+        out.append(_over_seeds(found, ["workload", "allocator"]).assign(over=base))
     return pd.concat(out, ignore_index=True)
 
 
@@ -222,25 +308,32 @@ def _parts(columns, time):
     return [cut.iloc[at] for at in np.array_split(np.arange(len(cut)), _BLOCKS)]
 
 
+def traffic(drawn, real):
+    """The gains of `baseline_gains` and of `trace_gains` in one frame."""
+    return pd.concat([drawn, real], ignore_index=True)
+
+
 def settled(size):
     """How many requests a steady run must serve until M1 no longer drifts, for each allocator of the study.
 
-    The run doubles until the slope of M1 over its second half is inside that slope's noise: the half is cut into
-    `_BLOCKS` parts by time, and the 95 % interval of a straight line through their means holds zero. `settled` is
-    whether that happened within `settle_requests`; `m1_row_hit_frac` is the mean of that half.
+    The run doubles until the slope of M1 over its later half is inside that slope's noise: the half, but for its last
+    fifth, in which the batch drains, is cut into `_BLOCKS` parts by time, and the 95 % interval of a straight line
+    through their means holds zero. `settled` is whether that happened within `settle_requests`; `m1_row_hit_frac` is
+    the mean of that half, `m1_whole_frac` that of the whole run.
     """
     rows = []
     for allocator in ("paged", "random", "pim-aware", "contiguous"):
         requests, done = min(_SHORTEST, size.settle_requests), False
         while not done and requests <= size.settle_requests:
             columns = serving.run(Cell(allocator=allocator, requests=requests, seed=size.seed))[1]
-            half = columns["m1_row_hit_frac"][columns["step"] * 2 >= columns["step"].max()]
-            means = np.array([part.mean() for part in np.array_split(half, _BLOCKS)])
-            slope, (low, high) = intervals.of_slope(means)
+            at = columns["step"] / columns["step"].max()
+            half = columns["m1_row_hit_frac"][(at >= 0.5) & (at < 0.9)]
+            slope, (low, high) = intervals.of_slope([part.mean() for part in np.array_split(half, _BLOCKS)])
             done = low <= 0 <= high
             rows.append({
                 "allocator": allocator, "requests_count": requests, "m1_row_hit_frac": half.mean(),
-                "drift_frac": slope * _BLOCKS, "drift_frac_min": low * _BLOCKS, "drift_frac_max": high * _BLOCKS,
+                "m1_whole_frac": columns["m1_row_hit_frac"].mean(), "drift_frac": slope * _BLOCKS,
+                "drift_frac_min": low * _BLOCKS, "drift_frac_max": high * _BLOCKS,
                 "settled": "yes" if done else "no", "origin": "simulated",
             })  # fmt: skip
             requests *= 2

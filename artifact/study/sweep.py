@@ -58,7 +58,7 @@ def load(name):
         return scale.validated(Path(name), Sweep)
     folder = paths.data_dir() / "sweeps"
     if not (folder / f"{name}.yml").is_file():
-        known = ", ".join(sorted(p.stem for p in folder.glob("*.yml")))
+        known = ", ".join(sorted((p.stem for p in folder.glob("*.yml")), key=lambda n: (n != "headline", n)))
         raise ValueError(f"unknown sweep {name!r}; allowed: {known} or a YAML file")
     return scale.validated(folder / f"{name}.yml", Sweep)
 
