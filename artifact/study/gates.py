@@ -58,10 +58,11 @@ def gates(size, run=serving.run):
 
 
 def summary(frame):
-    """How many checks each gate has and how many passed; all of them in the first row."""
+    """How many checks each gate has, passed and failed; all of them in the first row."""
     groups = [("all", frame), *frame.groupby("gate", sort=False)]
     rows = [(name, len(part), int((part["passed"] == "yes").sum())) for name, part in groups]
-    return pd.DataFrame(rows, columns=["gate", "checks_count", "passed_count"]).assign(origin="simulated")
+    frame = pd.DataFrame(rows, columns=["gate", "checks_count", "passed_count"])
+    return frame.assign(failed_count=frame["checks_count"] - frame["passed_count"], origin="simulated")
 
 
 def _row(gate, says, measured, limit, control, control_measured, most=False):

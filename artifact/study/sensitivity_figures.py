@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.study import style
-from artifact.study.style import INK, POLICIES, QUIET, SMALL
+from artifact.study.style import INK, POLICIES, QUIET
 
 PRESSED = {"steady": "solid", "spec": "8px,5px"}
 _LINE = 46  # px of a row of an interval
@@ -141,34 +141,42 @@ def _place(workload: str, trace: str | float, over: str) -> str:
 
 
 def settled(frame: pd.DataFrame) -> go.Figure:
-    """M1 of the second half of a run against its length, until its drift is within its noise."""
-    figure = style.sheet("How long a run must be", 600, legend=True)
+    """M1 of a run's later half by the run's length, until its drift is within its noise; paged's whole run, too."""
+    figure = style.sheet("How long a run must be", 660, legend=True, bottom=152)
+    ends = []
     for policy in style.policies(frame):
         cells = frame[frame["allocator"] == policy].sort_values("requests_count")
+        look = POLICIES[policy].colour
+        if policy == "paged":
+            figure.add_scatter(x=cells["requests_count"].tolist(), y=cells["m1_whole_frac"].round(6).tolist(),
+                               mode="lines", line={"color": look, "width": 2, "dash": "8px,5px"}, showlegend=False,
+                               hovertemplate="paged, whole run: %{y:.4f}<extra></extra>")
         figure.add_scatter(x=cells["requests_count"].tolist(), y=cells["m1_row_hit_frac"].round(6).tolist(),
-                           mode="lines+markers", name=policy, marker=style.marker(policy, 12),
-                           line={"color": POLICIES[policy].colour, "width": 3,
-                                 "dash": "3px,4px" if policy == "random" else "solid"},
-                           hovertemplate=f"{policy}: %{{y:.4f}}<extra></extra>")
-        last = cells.iloc[-1]
-        word = f"settled at {last['requests_count']:,}" if last["settled"] == "yes" else "still drifting"
-        figure.add_annotation(x=math.log10(last["requests_count"]), y=last["m1_row_hit_frac"], text=f"<b>{word}</b>",
-                              showarrow=False, xanchor="left", xshift=14, yshift=_apart(policy),
-                              font={"size": SMALL, "color": POLICIES[policy].colour})
+                           mode="lines+markers", name=policy, showlegend=False, marker=style.marker(policy, 12),
+                           line={"color": look, "width": 3, "dash": "3px,4px" if policy == "random" else "solid"},
+                           hovertemplate=f"{policy}, later half: %{{y:.4f}}<extra></extra>")
+        ends.append((policy, cells["requests_count"].iloc[-1], cells["m1_row_hit_frac"].iloc[-1]))
+        done = cells[cells["settled"] == "yes"].head(1)
+        figure.add_scatter(x=done["requests_count"].tolist(), y=done["m1_row_hit_frac"].round(6).tolist(),
+                           mode="markers", showlegend=False, marker={"symbol": "circle-open", "size": 26, "color": look,
+                                                                     "line": {"width": 2.5}},
+                           hovertemplate=f"{policy} has settled<extra></extra>")
     counts = sorted(frame["requests_count"].unique())
     octave = math.log10(2)
     figure.update_xaxes(title_text="length of the run (requests)", type="log", tickvals=counts,
                         ticktext=[f"{n / 1000:g}k" if n >= 1000 else str(n) for n in counts],
-                        range=[math.log10(counts[0]) - 0.4 * octave, math.log10(counts[-1]) + 2.2 * octave])
+                        range=[math.log10(counts[0]) - 0.25 * octave,
+                               math.log10(counts[-1]) + (0.45 + 0.18 * len(counts)) * octave])
     low = math.floor(frame["m1_row_hit_frac"].min() * 20 - 0.5) / 20
-    figure.update_yaxes(title_text="M1 of the second half (fraction)", range=[low, 1])
-    return style.note(figure, frame, "settled: the 95 % interval of M1's slope over the second half holds zero",
+    figure.update_yaxes(title_text="M1, row hits (fraction)", range=[low, 1])
+    style.name_ends(figure, ends, "right")
+    style.key(figure, [("later half", {"mode": "lines", "line": {"color": QUIET, "width": 3}}),
+                       ("whole run, paged", {"mode": "lines", "line": {"color": POLICIES["paged"].colour, "width": 2,
+                                                                       "dash": "8px,5px"}}),
+                       ("settled", {"mode": "markers", "marker": {"symbol": "circle-open", "size": 20, "color": INK,
+                                                                  "line": {"width": 2}}})])
+    return style.note(figure, frame, "settled: the 95 % interval of the later half's slope holds zero",
                       "the axis does not start at zero")
-
-
-def _apart(policy: str) -> int:
-    """Pixels by which words are moved where lines meet: paged ends on random, contiguous just below pim-aware."""
-    return {"paged": 14, "random": -14, "pim-aware": 12, "contiguous": -14}.get(policy, 0)
 
 
 def validation(frame: pd.DataFrame) -> go.Figure:
