@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from artifact.pim import bandwidth
-from artifact.study import experiments, gates, intervals, scale, sensitivity, serving
+from artifact.study import experiments, gates, intervals, scale, sensitivity, serving, sweep
 from artifact.study.serving import Cell, run
 
 WHOLE = {"sample_sequences": 64, "sample_every": 32}
@@ -208,6 +208,16 @@ def test_the_outside_checks_are_the_studys_tables():
     assert f"{published['difference_frac_max'].item():.4f}" == "0.0065"
     ratios = sensitivity.parallelism().set_index(["way", "allocator"])["host_centric_ratio"]
     assert ratios["commands", "paged"] == 8
+
+
+def test_published_sweep_cells_are_compared_digit_by_digit(tiny):
+    assert sensitivity.agreement(sensitivity.sweeps(tiny)).set_index("sweep").loc["all", "run_count"] == 0
+    cells = sweep.expand(sweep.load("structure"), scale.load("full"))
+    frame = sweep.compute(cells, quiet=True).assign(sweep="structure")
+    found = sensitivity.agreement(frame).set_index("sweep")
+    assert tuple(found.loc["structure"])[:3] == (12, 12, 12) and found.loc["all", "published_count"] == 251
+    frame.loc[3, "m1_row_hit_frac"] += 1e-8
+    assert sensitivity.agreement(frame).set_index("sweep").loc["structure", "equal_count"] == 11
 
 
 # --- gates

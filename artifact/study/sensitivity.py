@@ -17,6 +17,7 @@ SWEEPS = (
 )  # fmt: skip
 BASES = ("paged", "vllm-v1", "sglang")  # what an engine does today; a gain is one over each that was run
 _SETTLING = ("paged", "random", "pim-aware", "contiguous")
+_PRINTED = ("m1_row_hit_frac", "m3_bandwidth_gbps")
 _SHORTEST = 500  # requests of the first run that is asked whether it has settled
 _BLOCKS = 20  # of a run's samples, in order: what the bootstrap of a trace draws
 
@@ -39,6 +40,30 @@ def gains(frame):
     found = [experiments.gains(part).assign(sweep=part["sweep"].iloc[0]) for part in with_paged]
     out = pd.concat(found, ignore_index=True)
     return out[["sweep", *(name for name in out if name != "sweep")]]
+
+
+def agreement(frame):
+    """How many cells of each sweep the study published, how many were run, and how many equal it in M1 and M3.
+
+    Equal: to every digit that `data/published/kvpimple_sweeps.csv` has, in the one row of `frame` with its settings.
+    """
+    path = paths.data_dir() / "published" / "kvpimple_sweeps.csv"
+    printed = pd.read_csv(path, dtype=str, keep_default_na=False)
+    settings = [name for name in printed if name in frame and name not in ("origin", *_PRINTED)]
+    found = {"all": [0, 0, 0]}
+    for row in printed.to_dict("records"):
+        mine = frame
+        for name in [name for name in settings if row[name]]:
+            kind = float if pd.api.types.is_numeric_dtype(frame[name]) else str
+            mine = mine[mine[name] == kind(row[name])]
+        assert len(mine) < 2, f"{row} is {len(mine)} rows"
+        equal = len(mine) == 1 and all(experiments.same_digits(row[name], mine[name].item()) for name in _PRINTED)
+        for name in ("all", row["sweep"]):
+            counts = found.setdefault(name, [0, 0, 0])
+            found[name] = [a + b for a, b in zip(counts, (1, len(mine), equal), strict=True)]
+    rows = [(name, *map(int, counts), int(counts[1] - counts[2])) for name, counts in found.items()]
+    names = ["sweep", "published_count", "run_count", "equal_count", "differing_count"]
+    return pd.DataFrame(rows, columns=names).assign(origin="simulated")
 
 
 def seed_ranges(frame):
@@ -220,7 +245,7 @@ def _option(row):
          f"batch in turns of {row['turn_tokens']:,.0f} tokens"),
         (row["charged"] == "moves", "writes and copies charged"),
         ("^=" in row["address_map"], "banks hashed by row"),
-        (" " in row["address_map"] and "^=" not in row["address_map"], "rows below columns in the address"),
+        (" " in row["address_map"] and "^=" not in row["address_map"], "row bits inside a block"),
         (row["model"] != "llama-gqa-8kv", row["model"]),
     )  # fmt: skip
     return ", ".join(text for given, text in words if given)
