@@ -212,10 +212,12 @@ def test_the_outside_checks_are_the_studys_tables():
 
 def test_published_sweep_cells_are_compared_digit_by_digit(tiny):
     assert sensitivity.agreement(sensitivity.sweeps(tiny)).set_index("sweep").loc["all", "run_count"] == 0
-    cells = sweep.expand(sweep.load("structure"), scale.load("full"))
-    frame = sweep.compute(cells, quiet=True).assign(sweep="structure")
+    full = scale.load("full")
+    frame = pd.concat([sweep.compute(sweep.expand(sweep.load(name), full), quiet=True).assign(sweep=name)
+                       for name in ("structure", "arrival")], ignore_index=True)  # fmt: skip
     found = sensitivity.agreement(frame).set_index("sweep")
-    assert tuple(found.loc["structure"])[:3] == (12, 12, 12) and found.loc["all", "published_count"] == 251
+    assert tuple(found.loc["structure"])[:3] == (12, 12, 12) and tuple(found.loc["arrival"])[:3] == (6, 6, 6)
+    assert found.loc["all", "published_count"] == 251 and found.loc["all", "run_count"] == 18
     frame.loc[3, "m1_row_hit_frac"] += 1e-8
     assert sensitivity.agreement(frame).set_index("sweep").loc["structure", "equal_count"] == 11
 

@@ -54,8 +54,9 @@ def agreement(frame):
     for row in printed.to_dict("records"):
         mine = frame
         for name in [name for name in settings if row[name]]:
-            kind = float if pd.api.types.is_numeric_dtype(frame[name]) else str
-            mine = mine[mine[name] == kind(row[name])]
+            number = pd.to_numeric(pd.Series([row[name]]), errors="coerce").item()
+            values = mine[name] if np.isnan(number) else pd.to_numeric(mine[name])
+            mine = mine[values == (row[name] if np.isnan(number) else number)]
         assert len(mine) < 2, f"{row} is {len(mine)} rows"
         equal = len(mine) == 1 and all(experiments.same_digits(row[name], mine[name].item()) for name in _PRINTED)
         for name in ("all", row["sweep"]):
