@@ -146,6 +146,22 @@ def test_a_cell_that_crashes_is_named_with_its_settings_and_the_rest_is_written(
     assert cli("kv", "sweep", path, "--workers", 1).out.count("\n") == 3
 
 
+def test_a_cell_that_kills_its_process_is_named_and_the_rest_is_computed(monkeypatch):
+    real = sweep._numbered
+
+    def deadly(i, cell, preset):
+        if cell.seed == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(i, cell, preset)
+
+    monkeypatch.setattr(sweep, "_numbered", deadly)
+    bad = Cell(requests=20, seed=7)
+    with pytest.raises(sweep.CellsFailed, match="1 of 5 cells failed: requests=20 seed=7: its process died") as found:
+        sweep.compute([*CELLS[:2], bad, *CELLS[2:]], workers=2, quiet=True)
+    monkeypatch.undo()
+    assert found.value.finished.equals(sweep.compute(CELLS, workers=1))
+
+
 def test_the_same_seed_gives_the_same_bytes(tiny):
     for experiment in (experiments.headline, experiments.maps, experiments.placement_map):
         assert experiment(tiny).to_csv(index=False) == experiment(tiny).to_csv(index=False)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import signal
 import threading
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -139,10 +140,29 @@ def _each(cells, todo, workers, preset):
         return
     from joblib import Parallel, delayed
 
-    work = Parallel(n_jobs=workers, return_as="generator_unordered")
+    work, left = Parallel(n_jobs=workers, return_as="generator_unordered"), set(todo)
     with _ignored(signal.SIGINT):  # workers inherit that: Ctrl-C is this process's affair
         found = work(delayed(_numbered)(i, cells[i], preset) for i in todo)
-    yield from found
+    try:
+        for one in found:
+            left.discard(one[0])
+            yield one
+    except BrokenExecutor:  # a worker was killed, and nobody knows by which cell: each that is left by itself
+        for i in sorted(left):
+            yield _alone(i, cells[i], preset)
+
+
+def _alone(i, cell, preset):
+    """`_numbered` in a process of its own; that this process died is an error like any other."""
+    from joblib.externals.loky import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(max_workers=1) as pool:
+        with _ignored(signal.SIGINT):
+            waiting = pool.submit(_numbered, i, cell, preset)
+        try:
+            return waiting.result()
+        except BrokenExecutor:
+            return i, None, "its process died, killed or out of memory"
 
 
 @contextmanager
