@@ -22,6 +22,8 @@ class Scale(BaseModel):
     name: str
     seed: NonNegativeInt
     sweep_requests: PositiveInt = Field(description="cap on the requests of one cell of a sweep")
+    sweep_seeds: PositiveInt = Field(description="the first so many seeds of a sweep that lists them")
+    settle_requests: PositiveInt = Field(description="the longest run when asking how long a run must be")
     block_tokens: Sizes = Field(description="block sizes of the headline and the heat map, tokens")
     prompt_tokens: Sizes = Field(description="rows of the heat map, tokens")
     run_length_requests: Sizes = Field(description="run lengths of the experiment on M1 by run length, requests")
