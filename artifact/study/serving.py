@@ -183,7 +183,7 @@ def run(cell, *, preset=None, on_tables: Callable | None = None, on_progress: Ca
     """Simulate `cell` -> (summary dict, per-sample columns dict of arrays [S]).
 
     The summary has the keys of the command line's `kv simulate --json`; with a `preset` of `pim.timing` also the
-    bandwidth in cycles of its controller, without refresh (NaN where the channels see different streams).
+    bandwidth in cycles of its controller, without refresh (NaN where that is unknown, see below).
     `on_tables(samples)` sees every batch of sampled block tables (`engine.Samples`, valid during the call);
     `on_progress(arrived, requests)` comes after each.
     """
@@ -210,8 +210,7 @@ def run(cell, *, preset=None, on_tables: Callable | None = None, on_progress: Ca
         lie = placement.placement(batch.flat, batch.starts, batch.blocks, region, num_blocks)._asdict()
         columns |= lie if cell.turn_tokens is None else {k: np.full(kv_bytes.size, np.nan) for k in lie}
         if preset is not None:
-            apart = lay if reading is None else lay._replace(stream=lay.stream[:0])
-            columns["controller_ns"] = _controller_ns(columns["tokens"], batch, apart, timing.preset(preset))
+            columns["controller_ns"] = _controller_ns(cell, columns["tokens"], batch, lay, timing.preset(preset))
         batches.append({name: np.array(values) for name, values in columns.items()})
         if on_tables:
             on_tables(batch)
@@ -262,11 +261,13 @@ def _charge(columns, outcome, cell):
         columns[rate] = columns["kv_bytes"] / columns[time]
 
 
-def _controller_ns(tokens, batch, lay, times):
-    """The controller's time of each sampled sequence, its legacy channels at work together."""
-    if not lay.stream.size:
+def _controller_ns(cell, tokens, batch, lay, times):
+    """The controller's time of each sampled sequence, its legacy channels at work together; NaN where that is unknown:
+    for another device than its own, other streams in each channel, or commands that close when a bank repeats."""
+    if not (cell.as_studied and cell.coalesce == "window" and cell.dram == "hbm3-pim" and lay.stream.size):
         return np.full(tokens.size, np.nan)
-    return streams.many(batch.flat, batch.starts, batch.tokens, lay, times)[:, 1] * times.tck_ps / 1000
+    cycles = streams.many(batch.flat, batch.starts, batch.tokens, lay, times, window=cell.window)[:, 1]
+    return cycles * times.tck_ps / 1000
 
 
 def begin(cell):
