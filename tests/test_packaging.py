@@ -130,7 +130,8 @@ def test_the_lock_resolves_on_macos(tmp_path, version):
     """Every pin that macOS asks for has a wheel there, and what these ask for in turn is in the lock."""
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    target = default_environment() | MACOS | {"extra": "", "python_version": version[:4], "python_full_version": version}
+    python = {"python_version": version[:4], "python_full_version": version}
+    target = default_environment() | MACOS | python | {"extra": ""}
     wanted = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(target)]
     (tmp_path / "macos.txt").write_text("".join(f"{pin.name}{pin.specifier}\n" for pin in wanted))
     done = subprocess.run(
