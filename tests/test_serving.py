@@ -4,9 +4,11 @@ import csv
 import hashlib
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from artifact.pim import mapping
 from artifact.study import experiments, paths, serving, sweep
 from artifact.study.serving import Cell, run
 
@@ -100,6 +102,16 @@ def test_headline_exactly():
     digits = {"m1_row_hit_frac": "0.9632714", "m3_bandwidth_gbps": "2805.3679", "region_spread": "1.0000"}
     assert {k: f"{aware[k]:.{len(text.partition('.')[2])}f}" for k, text in digits.items()} == digits
     assert aware["m3_total_gbps"] / paged["m3_total_gbps"] == pytest.approx(2.40, abs=0.005)
+
+
+@pytest.mark.parametrize("name", mapping.NAMES)
+@pytest.mark.parametrize("given", [{"allocator": "paged"}, {"allocator": "pim-aware", "workload": "spec"}])
+def test_a_named_map_written_as_text_gives_an_equal_cell(name, given):
+    cell = Cell(address_map=name, requests=60, **given)
+    text = mapping.written(mapping.address_map(name, cell.memory))
+    named, samples = run(cell)
+    again, written = run(Cell(address_map=text, requests=60, **given))
+    assert again == named and all(np.array_equal(written[k], samples[k], equal_nan=True) for k in samples)
 
 
 def test_the_slab_map_by_mean_and_by_the_busiest_channel():

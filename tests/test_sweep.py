@@ -10,7 +10,7 @@ import time
 import pandas as pd
 import pytest
 
-from artifact.study import experiments, scale, sweep
+from artifact.study import experiments, paths, scale, sensitivity, sweep
 from artifact.study.serving import Cell
 
 
@@ -34,10 +34,39 @@ def test_the_headline_has_the_studys_cells():
     assert len(sweep.expand(sweep.load("heatmap"), scale.load("full"))) == 42
 
 
+PHASES = {"kvheads": "kv-heads", "pressure": "vllm-pressure", "kvsplit": "kv-split",
+          **{n: n for n in ("seeds", "headroom", "arrival", "batch", "speculation", "compaction")}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "phase"), PHASES.items())
+def test_a_sweep_has_the_published_cells_of_its_phase(name, phase):
+    """As the study settled the settings it did not name: `auto` is what `serving` takes it for."""
+    plain = {"spec_adopt": "auto"}
+    own = {c.model_copy(update=plain if c.spec_adopt == _auto(c) else {}) for c in
+           sweep.expand(sweep.load(name), scale.load("full"))}  # fmt: skip
+    published = {c.model_copy(update=plain if c.spec_adopt == _auto(c) else {})
+                 for c, r in experiments.published_cells() if r["experiment"] == phase}  # fmt: skip
+    assert published and published <= own
+
+
+def _auto(cell):
+    return "copyback" if cell.allocator == "pim-aware" else "splice"
+
+
+def test_all_sweeps_of_the_study_are_there_and_each_names_its_source():
+    files = {path.stem for path in (paths.data_dir() / "sweeps").glob("*.yml")}
+    assert files == {"headline", "heatmap", "maps", "options", "baselines", *sensitivity.SWEEPS}
+    cells = sum(len(sweep.expand(sweep.load(name), scale.load("full"))) for name in files - {"options", "baselines"})
+    assert cells > 350
+    assert all("commit" in sweep.load(name).source or "KV-PIMple" in sweep.load(name).source
+               or "this artifact" in sweep.load(name).source for name in files)  # fmt: skip
+
+
 def test_a_scale_caps_requests_and_sizes(tiny):
     cells = sweep.expand(sweep.load("headline"), tiny)
     assert {c.requests for c in cells} == {tiny.sweep_requests}
     assert {c.block_tokens for c in cells} == set(tiny.block_tokens)
+    assert {c.seed for c in sweep.expand(sweep.load("seeds"), tiny)} == set(range(tiny.sweep_seeds))
 
 
 @pytest.mark.parametrize(
@@ -93,9 +122,44 @@ def test_processes_give_the_same_frame():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failing_cell_is_named_and_the_rest_is_kept(tmp_path, workers):
     bad = Cell(requests=20, pool_blocks=3)
-    with pytest.raises(sweep.CellsFailed, match="1 of 5 cells failed: .*pool_blocks=3.*smaller than one region"):
+    says = "1 of 5 cells failed: .*pool_blocks=3.*smaller than one region"
+    with pytest.raises(sweep.CellsFailed, match=says) as found:
         sweep.compute([bad, *CELLS], keep=tmp_path, workers=workers)
     assert len(list(tmp_path.glob("*.json"))) == 4
+    assert found.value.finished.equals(sweep.compute(CELLS, workers=1))
+
+
+def test_a_cell_that_crashes_is_named_with_its_settings_and_the_rest_is_written(tmp_path, monkeypatch, cli):
+    """Any exception, not only ours: here the counting of one allocator's tables breaks."""
+    real = sweep.run
+
+    def breaks(cell, **how):
+        return 1 // 0 if cell.allocator == "random" else real(cell, **how)
+
+    monkeypatch.setattr(sweep, "run", breaks)
+    path, out = tmp_path / "own.yml", tmp_path / "out.csv"
+    path.write_text("title: t\nsource: s\ncells:\n- {requests: 20, allocator: [paged, random, pim-aware], seed: 3}\n")
+    ran = cli("kv", "sweep", path, "--workers", 1, "--out", out)
+    assert ran.code == 1 and ran.err.count("\n") == 1
+    assert "1 of 3 cells failed: allocator=random requests=20 seed=3: ZeroDivisionError" in ran.err
+    assert list(pd.read_csv(out)["allocator"]) == ["paged", "pim-aware"]
+    assert cli("kv", "sweep", path, "--workers", 1).out.count("\n") == 3
+
+
+def test_a_cell_that_kills_its_process_is_named_and_the_rest_is_computed(monkeypatch):
+    real = sweep._numbered
+
+    def deadly(i, cell, preset):
+        if cell.seed == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(i, cell, preset)
+
+    monkeypatch.setattr(sweep, "_numbered", deadly)
+    bad = Cell(requests=20, seed=7)
+    with pytest.raises(sweep.CellsFailed, match="1 of 5 cells failed: requests=20 seed=7: its process died") as found:
+        sweep.compute([*CELLS[:2], bad, *CELLS[2:]], workers=2, quiet=True)
+    monkeypatch.undo()
+    assert found.value.finished.equals(sweep.compute(CELLS, workers=1))
 
 
 def test_the_same_seed_gives_the_same_bytes(tiny):

@@ -62,12 +62,8 @@ def layout(address_map, token_bytes, block_tokens, num_blocks):
         )
     channel_bits = (dram.channels - 1).bit_length()
 
-    def packed(address):
-        channel, group, bank, row, _ = address_map.decode(address)
-        return ((row * dram.bank_groups + group) * dram.banks_per_group + bank) << channel_bits | channel
-
-    base = packed(np.arange(num_blocks, dtype=np.int64) * block_bursts)
-    offset = packed(np.arange(block_bursts, dtype=np.int64))
+    base = packed(address_map, np.arange(num_blocks, dtype=np.int64) * block_bursts)
+    offset = packed(address_map, np.arange(block_bursts, dtype=np.int64))
     channel = offset & (dram.channels - 1)
     counts = np.zeros((block_bursts, dram.channels), dtype=np.int64)
     counts[np.arange(block_bursts), channel] = 1
@@ -77,6 +73,14 @@ def layout(address_map, token_bytes, block_tokens, num_blocks):
     same = not (base & (dram.channels - 1)).any() and all(np.array_equal(s, streams[0]) for s in streams)
     stream = streams[0] if same else np.zeros(0, dtype=np.int64)
     return Layout(base, offset, stream, reach, dram.channels, dram.banks, channel_bits, block_tokens, token_bursts)
+
+
+def packed(address_map, address):
+    """Burst indices int64 [n] -> where each lies, int64 [n]: row | bank | channel, low bits last."""
+    dram = address_map.dram
+    channel, group, bank, row, _ = address_map.decode(address)
+    channel_bits = (dram.channels - 1).bit_length()
+    return ((row * dram.bank_groups + group) * dram.banks_per_group + bank) << channel_bits | channel
 
 
 @compiled
@@ -228,7 +232,8 @@ def _count_tables(flat, starts, tokens, lay, window, in_order, tccd_ns, trc_ns, 
                 busiest_ns[i] = time
 
 
-def _mode(coalesce, window):
+def in_order(coalesce, window):
+    """Whether commands are coalesced in order; ValueError for a mode or window that there is not."""
     if coalesce not in MODES:
         raise ValueError(f"unknown coalesce mode {coalesce!r}; allowed: {', '.join(MODES)}")
     if isinstance(window, bool) or not isinstance(window, (int, np.integer)) or window < 1:
@@ -242,7 +247,7 @@ def count(table, tokens, lay, *, coalesce="window", window=64):
     `table` lists the sequence's block ids in order, `tokens` its length. Raises ValueError for a length the table
     does not cover or a block outside the pool.
     """
-    in_order = _mode(coalesce, window)
+    strict = in_order(coalesce, window)
     table = np.ascontiguousarray(table, dtype=np.int64)
     needed = -(-tokens // lay.block_tokens)
     if tokens < 1 or needed > table.size:
@@ -254,7 +259,7 @@ def count(table, tokens, lay, *, coalesce="window", window=64):
     if outside.size:
         raise ValueError(f"block table names block {outside[0]}; allowed: 0 to {lay.base.size - 1}")
     out = np.zeros((lay.channels, 3), dtype=np.int64)
-    _count_table(table, tokens, lay, window, in_order, *_scratch(lay, tokens, window), out)
+    _count_table(table, tokens, lay, window, strict, *_scratch(lay, tokens, window), out)
     return out
 
 
@@ -269,11 +274,11 @@ class Counts(NamedTuple):
 
 def count_tables(flat, starts, tokens, lay, dram, *, coalesce="window", window=64):
     """Many sequences at once: block tables one after another in `flat`, sequence i's from `starts[i]`."""
-    in_order = _mode(coalesce, window)
+    strict = in_order(coalesce, window)
     counts = np.zeros((tokens.size, 3), dtype=np.int64)
     busiest = np.zeros(tokens.size)
     if tokens.size:
-        _count_tables(flat, starts, tokens, lay, window, in_order, dram.tccd_ab_ns, dram.trc_ns, counts, busiest)
+        _count_tables(flat, starts, tokens, lay, window, strict, dram.tccd_ab_ns, dram.trc_ns, counts, busiest)
     return Counts(counts[:, 0], counts[:, 1], counts[:, 2], busiest)
 
 

@@ -10,6 +10,8 @@ _STUDY = "KV-PIMple config.py, commit eb56d6d"
 _HBM3 = "HBM3: 16 channels of two 32-bit pseudo-channels; " + _STUDY
 _TIMING = _STUDY + ": AttAcc / Ramulator 2 put nRC at 10 to 11 nCCDAB for decode GEMV; no preset is named"
 _GDDR6_TIMING = _TIMING + " (HBM3's numbers, used by the study for GDDR6 too)"
+_ORG = "Ramulator 2 src/dram/impl/GDDR6.cpp (commit 525d045), GDDR6_8Gb_x16: 2 channels, 4 x 4 banks, rows of 2 KiB"
+_AIM = "SK hynix AiM, JSSC 58(1) 2023: 1.25 V, 1 TFLOPS = 2 channels x 16 banks x 16 lanes x 2 x 1 GHz: a MAC a ns"
 
 # name -> key -> (value, source)
 DRAM_TABLE = {
@@ -34,6 +36,17 @@ DRAM_TABLE = {
         "cacheline_bytes": (64, "host cacheline; " + _STUDY),
         "tccd_ab_ns": (4.3, _GDDR6_TIMING),
         "trc_ns": (45.0, _GDDR6_TIMING),
+    },
+    "gddr6-aim": {
+        "channels": (8, "four chips of two channels, the size of the study's GDDR6; " + _ORG),
+        "bank_groups": (4, _ORG),
+        "banks_per_group": (4, _ORG),
+        "row_bytes": (2048, _ORG),
+        "burst_bytes": (32, "x16 channel x burst length 16: 16 lanes of two bytes; " + _AIM),
+        "rows": (16384, _ORG),
+        "cacheline_bytes": (64, "host cacheline; " + _STUDY),
+        "tccd_ab_ns": (1.0, _AIM),
+        "trc_ns": (50.73, "nRC 89 x 570 ps of GDDR6_2000_1250mV_double, the preset of AiM's voltage; same file"),
     },
 }
 

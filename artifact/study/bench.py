@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 
 from artifact.pim import bandwidth, controller, mapping, oracle, runs, streams, timing
-from artifact.study import cycles, experiments, sweep
+from artifact.study import cycles, experiments, scale, sensitivity, sweep
 from artifact.study.serving import Cell, run
 
 
 def simulator(*, rounds=5, oracle_samples=24, published=True):
-    """Counting the headline cell against the oracle, the cell as a whole command, and all published cells.
+    """Counting the headline cell against the oracle, the cell as a whole command, all published cells, every sweep.
 
     -> frame: measure, value with its unit's column, origin `measured`. The oracle takes minutes for the whole cell, so
     it counts `oracle_samples` of its sequences, between our rounds over the same ones; ValueError when one differs.
@@ -62,6 +62,11 @@ def simulator(*, rounds=5, oracle_samples=24, published=True):
         began = time.perf_counter()
         sweep.compute(cells, quiet=True)
         rows.append((f"{len(cells)} published cells, two processes", (time.perf_counter() - began) * 1e3, "ms"))
+        names = ("headline", "heatmap", "maps", *sensitivity.SWEEPS)
+        cells = [cell for name in names for cell in sweep.expand(sweep.load(name), scale.load("full"))]
+        began = time.perf_counter()
+        sweep.compute(cells, quiet=True)
+        rows.append((f"{len(cells)} cells of every sweep, two processes", (time.perf_counter() - began) * 1e3, "ms"))
     return _frame(rows)
 
 

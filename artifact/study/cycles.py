@@ -205,16 +205,20 @@ def reordering(size):
     return pd.DataFrame(rows).assign(origin="simulated")
 
 
+def study_tables():
+    """The nine block tables of the study's outside checks, by allocator and sequence: {seq_len, table, ...} each."""
+    path = paths.data_dir() / "recorded/reference/attacc_block_tables.json"
+    return {(e["allocator"], e["seq_id"]): e for e in json.loads(path.read_text(encoding="utf-8"))["tables"]
+            if e["workload"] == "steady300"}
+
+
 def study_points():
     """The study's AttAcc cycle counts, and ours from its nine block tables: every hit charged twice, and once.
 
     One row each. equal_count: whether ours is the study's, and whether three constants give it: 6 cycles a command, 40
     more a row change but 14 for the first.
     """
-    cell, times = Cell(), timing.preset(PRESETS[0])
-    path = paths.data_dir() / "recorded/reference/attacc_block_tables.json"
-    tables = {(e["allocator"], e["seq_id"]): e for e in json.loads(path.read_text(encoding="utf-8"))["tables"]
-              if e["workload"] == "steady300"}
+    cell, times, tables = Cell(), timing.preset(PRESETS[0]), study_tables()
     rows = []
     for r in results.read(paths.data_dir() / "published" / "kvpimple_attacc.csv").itertuples():
         entry = tables[r.allocator, r.seq_id]

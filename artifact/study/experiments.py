@@ -12,6 +12,8 @@ from artifact.study import paths, results, sweep
 from artifact.study.serving import Cell, run
 
 _COMPARED = allocators.NAMES
+# settings that one allocator has and another has not: no part of what makes two cells the same
+_OF_ALLOCATOR = ("allocator", "spec_adopt", "pim_scratch", "pim_plan", "pim_compact_frac")
 PRESET = "HBM3_5.2Gbps"  # AttAcc's default, in whose cycles a gain is counted beside M3's
 
 
@@ -45,20 +47,25 @@ def run_length(size, keep=None):
     return sweep.compute(cells, keep=keep)
 
 
-def gains(frame):
-    """Each allocator over `paged` in the same cell of `frame`: by the mean of rates, by bytes over time, and by the
-    busiest channel's rate; where the controller ran, the first two in its cycles too."""
-    same = ["workload", "trace", "address_map", "block_tokens", "model", "requests_count", "seed", "prompt_tokens"]
-    base = frame[frame["allocator"] == "paged"]
+def gains(frame, *, base="paged", more=()):
+    """Each allocator over `base` in the same cell of `frame`: by the mean of rates, by bytes over time, and by the
+    busiest channel's rate; where the controller ran, the first two in its cycles too.
+
+    A cell is the same when all settings are but those of allocators, and the columns `more`. Of several ways that
+    `base` adopts drafts, the first in the frame counts.
+    """
+    settings = [name for name in sweep.row(Cell(), {}) if name in frame and name not in ("origin", *_OF_ALLOCATOR)]
+    same = [*settings, *more]
     metrics = {"mean": "m3_bandwidth_gbps", "total": "m3_total_gbps", "busiest": "m3_busiest_gbps",
                "cycles_mean": "cycles_bandwidth_gbps", "cycles_total": "cycles_total_gbps"}  # fmt: skip
     metrics = {name: column for name, column in metrics.items() if column in frame}
-    both = frame[frame["allocator"] != "paged"].merge(
-        base[[*same, *metrics.values()]], on=same, suffixes=("", "_paged"), validate="many_to_one"
+    of_base = frame[frame["allocator"] == base].drop_duplicates(same)
+    both = frame[frame["allocator"] != base].merge(
+        of_base[[*same, *metrics.values()]], on=same, suffixes=("", "_base"), validate="many_to_one"
     )
-    out = both[["workload", "trace", "address_map", "block_tokens", "requests_count", "seed", "allocator"]].copy()
+    out = both[[name for name in both if name in (*same, *_OF_ALLOCATOR)]].copy()
     for name, column in metrics.items():
-        out[f"gain_{name}_ratio"] = both[column] / both[f"{column}_paged"]
+        out[f"gain_{name}_ratio"] = both[column] / both[f"{column}_base"]
     return out.assign(origin=both["origin"])
 
 
@@ -144,13 +151,18 @@ def placement_map(size):
     return pd.DataFrame(out, columns=names).assign(origin="simulated")
 
 
+def trace_files(folder=None):
+    """The real traces of `folder` (None: data/serving): every *.csv (Azure) and *.jsonl (Mooncake)."""
+    folder = paths.data_dir() / "serving" if folder is None else Path(folder)
+    return sorted([*folder.glob("*.csv"), *folder.glob("*.jsonl")])
+
+
 def traces(size, keep=None, folder=None):
     """The allocators on real serving traces: every *.csv (Azure) and *.jsonl (Mooncake) of `folder`, data/serving.
 
     Where there is no trace, the rows of our own recorded run, marked `recorded`.
     """
-    folder = paths.data_dir() / "serving" if folder is None else Path(folder)
-    files = sorted([*folder.glob("*.csv"), *folder.glob("*.jsonl")])
+    files = trace_files(folder)
     if not files:
         return recorded("11_bandwidth", "traces.csv").assign(origin="recorded")
     cells = [

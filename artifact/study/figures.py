@@ -19,6 +19,7 @@ from artifact.study import (
     latency_figures,
     prr_figures,
     schematics,
+    sensitivity_figures,
     style,
     walk_figures,
 )
@@ -30,10 +31,12 @@ SWEPT = {"steady": "solid", "spec": "8px,5px"}  # the workloads swept over block
 MAPS = {"host-cacheline": "cachelines interleaved", "host-centric": "rows interleaved",
         "pim-friendly": "a slab per channel"}
 STUDY_MAP = "host-cacheline"
+SHAPES = {"mqa-1kv": "1 head", "llama-gqa-8kv": "8 heads", "mha-32kv": "32 heads"}
 _WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
           "prompt", "profile", "per", "stage", "stream", "way", "baseline", "table", "chosen", "benchmark", "preset",
-          "pattern", "charged", "kernel", "dtype", "target", "triton", "operator", "study", "against", "mode",
-          "holder", "text")  # columns of text; all others that are drawn are numbers
+           "pattern", "run", "charged", "kernel", "dtype", "target", "triton", "operator", "study", "against", "mode",
+           "holder", "text", "sweep", "option", "over", "settled", "admission",
+           "spec_adopt")  # columns of text; all others that are drawn are numbers
 
 
 class Plot(NamedTuple):
@@ -255,6 +258,20 @@ def traces(frame: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(title_text="M1, row hits (fraction)", row=1)
     figure.update_yaxes(title_text="M3, bandwidth (GB/s)", row=2)
     return style.note(figure, frame)
+
+
+def kvheads(frame: pd.DataFrame) -> go.Figure:
+    """M1 of each policy by model shape, fewest KV heads first; the gain in M3 under each name."""
+    frame = frame[(frame["sweep"] == "kvheads") & (frame["workload"] == "steady")]
+    found = [name for name in SHAPES if name in set(frame["model"])]
+    figure = style.sheet("Row hits by number of KV heads", 640, legend=True)
+    _bars(figure, frame, "model", found, "m1_row_hit_frac", "{:.3f}")
+    rates = frame.set_index(["model", "allocator"])["m3_bandwidth_gbps"]
+    gains = [rates[name, "pim-aware"] / rates[name, "paged"] for name in found]
+    figure.update_xaxes(ticktext=[f"<b>{name}</b>, {SHAPES[name]}<br>pim-aware over paged: {gain:.2f}"
+                                  for name, gain in zip(found, gains, strict=True)], title_text=None)
+    figure.update_yaxes(title_text="M1, row hits (fraction)")
+    return style.note(figure, frame, "below each name the ratio of M3")
 
 
 def placement(frame: pd.DataFrame) -> go.Figure:
@@ -526,6 +543,61 @@ FIGURES: dict[str, Plot] = {
         "Real serving traces instead of drawn workloads, same pool rule and same engine.",
         "Grouped bars of M1 and M3 by trace and allocator.",
         ("trace", "allocator", "m1_row_hit_frac", "m3_bandwidth_gbps")),
+    "m1_histogram": Plot(
+        sensitivity_figures.m1_histogram, "12_sensitivity", "m1_histogram.csv",
+        "M1 of every sampled sequence of a run, not only its mean. Nearly all of paged lie where random placement "
+        "lies; its mean is above because of a thin tail, the requests that came while the list was still in order.",
+        "Three histograms above each other: paged and random in one peak at three quarters, paged with a thin tail to "
+        "the right; pim-aware in one narrow peak near the right end.",
+        ("allocator", "m1_frac_min", "m1_frac_max", "samples_count", "m1_row_hit_frac_mean", "requests_count")),
+    "kvheads": Plot(
+        kvheads, "12_sensitivity", "sweeps.csv",
+        "The fewer KV heads a model has, the fewer bytes a block of 16 tokens holds, and the more of them share a "
+        "row: paging costs more, and the rule gives back more.",
+        "Grouped bars of M1 for three model shapes: with one KV head paged is far below the others, with thirty-two "
+        "all three are nearly level.",
+        ("sweep", "workload", "model", "allocator", "m1_row_hit_frac", "m3_bandwidth_gbps")),
+    "pressure": Plot(
+        sensitivity_figures.pressure, "12_sensitivity", "sweeps.csv",
+        "When the pool is too small the engine preempts, empty regions run out, and the rule falls back to whatever "
+        "is left: under steady traffic much of the gain is lost. Under speculation, which ends sooner, hardly "
+        "anything is preempted.",
+        "Two line charts over the pool's size: above, M1 of pim-aware falls towards paged as the pool shrinks, for "
+        "steady traffic; below, preemptions rise.",
+        ("sweep", "workload", "allocator", "admission", "spec_adopt", "headroom", "m1_row_hit_frac",
+         "preemptions_count")),
+    "options": Plot(
+        sensitivity_figures.options, "12_sensitivity", "option_gains.csv",
+        "One option that the study leaves out at a time, all else as it was. Tensors of their own for K and V raise "
+        "the gain; a pool that begins inside a region lowers it; reading a batch in turns of a block takes it away, "
+        "and so does a map with row bits inside the block.",
+        "Dot plot with intervals, an option a row: most lie near the dotted line of the study's own choice, separate "
+        "K and V far to the right, turns of a block and another bit order at one.",
+        ("workload", "option", "seeds_count", "gain_total_ratio", "gain_total_ratio_min", "gain_total_ratio_max",
+         "gain_busiest_ratio", "gain_busiest_ratio_min", "gain_busiest_ratio_max")),
+    "traffic": Plot(
+        sensitivity_figures.traffic, "12_sensitivity", "traffic.csv",
+        "Every allocator over what engines do, on drawn traffic and on two real traces, by all bytes over all time "
+        "and by the busiest channel.",
+        "Dot plot with intervals in two panels, a row for each kind of traffic: pim-aware and contiguous lie together "
+        "to the right of one, random to its left.",
+        ("workload", "trace", "allocator", "over", "gain_total_ratio", "gain_total_ratio_min",
+         "gain_total_ratio_max", "gain_busiest_ratio", "gain_busiest_ratio_min", "gain_busiest_ratio_max")),
+    "settled": Plot(
+        sensitivity_figures.settled, "12_sensitivity", "settled.csv",
+        "A run doubles until M1 no longer drifts over its later half. By then the free list places as dice do; what a "
+        "whole run reports for paged, the dashed line, still holds the order that the list began with.",
+        "Line chart over run lengths: paged comes down to the level line of random placement and its dashed line stays "
+        "above; pim-aware and contiguous are level far above both.",
+        ("allocator", "requests_count", "m1_row_hit_frac", "m1_whole_frac", "settled")),
+    "validation": Plot(
+        sensitivity_figures.validation, "12_sensitivity", "validation.csv",
+        "The study's two outside checks. Left, M1 beside the share of row hits that Ramulator 2 gave for the same "
+        "block tables. Right, the gain of each sequence as M3 has it, as AttAcc gave it with every hit charged twice, "
+        "and in cycles with one command for both halves of a channel.",
+        "Left a scatter of nine hollow marks on the diagonal; right three marks for each of three sequences, M3 "
+        "highest, cycles charged once a little lower, AttAcc as published lowest.",
+        ("against", "allocator", "seq_id", "m1_row_hit_frac", "hit_frac", "way", "gain_ratio"), True),
     "selecting": Plot(
         schematics.selecting, "02_locality", "settings.csv",
         "Dynamic sparse attention reads only the blocks whose summaries the query scores highest, so it must select "
@@ -664,6 +736,14 @@ FIGURES: dict[str, Plot] = {
         "Horizontal bars in four panels with their numbers: all that repair lie close together below the oracle, "
         "serial DSA with the faster kernel about halfway, S1 below one.",
         ("profile", "method", "context_tokens", "baseline", "speedup_ratio", "order_index")),
+    "running": Plot(
+        latency_figures.running, "06_runtime", "running.timing.csv",
+        "PRR's step as it runs on a CPU: selection on one core and attention over the prediction on the other, beside "
+        "its fair rival, sparse attention with both cores on each operator.",
+        "Dot plot with a row for each model's shape and context, Quest and InfLLM-v2: sparse attention on both cores, "
+        "PRR's union and PRR's exact mode, with a line at sparse attention on one thread.",
+        ("model", "method", "context_tokens", "layers_count", "batch_count", "way", "run", "predicted_ratio",
+         "one_ratio")),
     "controller": Plot(
         cycle_figures.agreement, "14_cycle_level", "attacc.csv",
         "The controller and its run-length form give AttAcc's cycles; M1 put into the study's formula does not, "

@@ -6,19 +6,23 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from artifact.kv import allocators, engine, placement, requests
-from artifact.pim import bandwidth, geometry, mapping, streams, timing
+from artifact.pim import bandwidth, geometry, mapping, reads, streams, timing
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+CHARGES = ("reads", "moves")
 
 
 class Cell(BaseModel):
     """A configuration, checked as a whole; the defaults are the study's.
 
     `block_tokens` may be "derived": the block that is one region. `dram` and `model` are preset names or YAML files.
+    `turn_tokens`: the batch is read in turns of so many tokens a sequence (None: each sequence alone). `charged`:
+    "moves" also counts the token that each sequence writes and, as reads and writes at the run's own bandwidth, what
+    speculation and compaction copy.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -27,7 +31,7 @@ class Cell(BaseModel):
     trace_file: str | None = None
     step_ms: Positive = 25.0
     allocator: Literal[allocators.NAMES] = "paged"
-    address_map: Literal[mapping.NAMES] = "host-cacheline"
+    address_map: str = "host-cacheline"
     block_tokens: Count | Literal["derived"] = 16
     requests: Count = 1000
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
@@ -45,6 +49,10 @@ class Cell(BaseModel):
     window: Count = 64
     kv_shards: Count = 1
     kv_split: bool = False
+    base_bytes: Annotated[int, Field(ge=0, strict=True)] = 0
+    block_layout: Literal[reads.LAYOUTS] = "token-major"
+    turn_tokens: Count | None = None
+    charged: Literal[CHARGES] = "reads"
     spec_width: Count = 4
     spec_depth: Count = 3
     spec_accept: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
@@ -61,6 +69,15 @@ class Cell(BaseModel):
         except ValidationError as error:
             raise ValueError(_one_line(error, type(self))) from None
 
+    @field_validator("address_map")
+    @classmethod
+    def _map_is_read(cls, text):
+        try:
+            mapping.parse(text)
+        except ValueError as error:
+            raise ValueError(str(error).replace("unknown address map", "address_map is")) from None
+        return text
+
     @model_validator(mode="after")
     def _fits_together(self):
         if (self.workload == "trace") != (self.trace_file is not None):
@@ -71,6 +88,11 @@ class Cell(BaseModel):
             )
         if self.kv_split and self.kv_shards > 1:
             raise ValueError("kv_split with kv_shards above 1 is not defined; allowed: one of them")
+        whole = {"turn_tokens": self.turn_tokens, "charged moves": self.charged == "moves"}
+        for name, given in whole.items():
+            if given and self.sample_sequences < self.max_batch:
+                raise ValueError(f"{name} is about the whole batch, and sample_sequences is {self.sample_sequences}; "
+                                 f"allowed: at least max_batch ({self.max_batch})")
         return self
 
     @cached_property
@@ -93,6 +115,11 @@ class Cell(BaseModel):
         if self.block_tokens == "derived":
             return geometry.derived_block_tokens(self.memory, self.token_bytes)
         return self.block_tokens
+
+    @property
+    def as_studied(self):
+        """Whether sequences lie and are read as in the study (see `pim.reads`)."""
+        return (self.base_bytes, self.block_layout, self.turn_tokens, self.charged) == (0, "token-major", None, "reads")
 
     @property
     def blocks_per_region(self):
@@ -162,35 +189,83 @@ def run(cell, *, preset=None, on_tables: Callable | None = None, on_progress: Ca
     """
     machine, lay = begin(cell)
     memory, region, num_blocks = cell.memory, cell.blocks_per_region, lay.base.size
+    reading, how = _reading(cell, num_blocks), {"coalesce": cell.coalesce, "window": cell.window}
     batches = []
     for batch in machine.samples():
-        how = {"coalesce": cell.coalesce, "window": cell.window}
-        counts = bandwidth.count_tables(batch.flat, batch.starts, batch.tokens, lay, memory, **how)
-        kv_bytes = batch.tokens * cell.token_bytes
-        columns = {
-            **{name: getattr(batch, name) for name in ("step", "request", "tokens", "live_blocks", "free_blocks")},
+        groups = _groups(batch.step, cell.turn_tokens)
+        if reading is None:
+            counts = bandwidth.count_tables(batch.flat, batch.starts, batch.tokens, lay, memory, **how)
+        else:
+            counts = reads.count(batch.flat, batch.starts, batch.tokens, reading, memory, groups=groups, **how)
+        columns = _columns(batch, groups)
+        kv_bytes = columns["tokens"] * cell.token_bytes
+        moved = counts.bursts * memory.burst_bytes
+        columns |= {
             "kv_bytes": kv_bytes,
             "bursts": counts.bursts,
             "commands": counts.commands,
             "hits": counts.commands - counts.misses,
-            **bandwidth.metrics(counts, kv_bytes, memory)._asdict(),
-            **placement.placement(batch.flat, batch.starts, batch.blocks, region, num_blocks)._asdict(),
+            **bandwidth.metrics(counts, moved, memory)._asdict(),
         }
+        lie = placement.placement(batch.flat, batch.starts, batch.blocks, region, num_blocks)._asdict()
+        columns |= lie if cell.turn_tokens is None else {k: np.full(kv_bytes.size, np.nan) for k in lie}
         if preset is not None:
-            columns["controller_ns"] = _controller_ns(batch, lay, timing.preset(preset))
+            apart = lay if reading is None else lay._replace(stream=lay.stream[:0])
+            columns["controller_ns"] = _controller_ns(columns["tokens"], batch, apart, timing.preset(preset))
         batches.append({name: np.array(values) for name, values in columns.items()})
         if on_tables:
             on_tables(batch)
         if on_progress:
             on_progress(*machine.progress)
     columns = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
-    return _summary(machine.outcome(), columns, cell.token_bytes), columns
+    outcome = machine.outcome()
+    if cell.charged == "moves":
+        _charge(columns, outcome, cell)
+    return _summary(outcome, columns, cell.token_bytes), columns
 
 
-def _controller_ns(batch, lay, times):
+def _reading(cell, num_blocks):
+    """How `pim.reads` reads the cell's sequences; None when that is the study's way, which `bandwidth` counts."""
+    if cell.as_studied:
+        return None
+    order = mapping.address_map(cell.address_map, cell.memory)
+    return reads.reading(
+        order, cell.token_bytes, cell.tokens_per_block, num_blocks, heads=cell.shape.kv_heads,
+        base_bytes=cell.base_bytes, layout=cell.block_layout, turn=cell.turn_tokens, writes=cell.charged == "moves",
+    )  # fmt: skip
+
+
+def _groups(step, turn_tokens):
+    """Where the samples of each step begin, and the end; one sample a group when sequences are read alone."""
+    if turn_tokens is None:
+        return np.arange(step.size + 1)
+    return np.append(np.flatnonzero(np.diff(step, prepend=-1)), step.size)
+
+
+def _columns(batch, groups):
+    """What is known of each group before anything is counted; `request` is -1 where it is several."""
+    first, sizes = groups[:-1], np.diff(groups)
+    columns = {name: getattr(batch, name)[first] for name in ("step", "request", "live_blocks", "free_blocks")}
+    columns["tokens"] = np.add.reduceat(batch.tokens, first) if first.size else batch.tokens[:0]
+    columns["request"] = np.where(sizes > 1, -1, columns["request"])
+    names = ("step", "request", "tokens", "live_blocks", "free_blocks")
+    return {**{name: columns[name] for name in names}, "sequences": sizes}
+
+
+def _charge(columns, outcome, cell):
+    """Adds to each sample its part of all that was copied, and makes its bandwidth that of the bytes read."""
+    copied = (outcome.copied_tokens + outcome.blocks_copied * cell.tokens_per_block) * cell.token_bytes
+    read_gbps = _total(columns["kv_bytes"], columns["m4_latency_ns"])
+    each_ns = 2 * copied / read_gbps / (columns["sequences"].sum() * cell.sample_every)
+    for time, rate in (("m4_latency_ns", "m3_bandwidth_gbps"), ("m4_busiest_ns", "m3_busiest_gbps")):
+        columns[time] = columns[time] + each_ns * columns["sequences"]
+        columns[rate] = columns["kv_bytes"] / columns[time]
+
+
+def _controller_ns(tokens, batch, lay, times):
     """The controller's time of each sampled sequence, its legacy channels at work together."""
     if not lay.stream.size:
-        return np.full(batch.tokens.size, np.nan)
+        return np.full(tokens.size, np.nan)
     return streams.many(batch.flat, batch.starts, batch.tokens, lay, times)[:, 1] * times.tck_ps / 1000
 
 
@@ -278,6 +353,7 @@ def write_samples(path, cell, columns):
 
     counts = ("live_blocks", "free_blocks", "bursts", "commands", "hits")
     names = {"request": "rid", "tokens": "length_tokens", **{name: f"{name}_count" for name in counts}}
+    columns = {name: values for name, values in columns.items() if name != "sequences"}
     results.write(pd.DataFrame(columns).rename(columns=names).assign(origin="simulated"), Path(path))
     commit, dirty = provenance.git_state()
     facts = {"commit": commit, "dirty": dirty, "versions": provenance.versions(), "cell": cell.model_dump()}

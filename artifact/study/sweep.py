@@ -1,13 +1,15 @@
 """Sweeps: many cells of the serving study, over local processes or a cluster, resumable cell by cell.
 
 A sweep is a YAML file of `data/sweeps`: a list of groups, each a mapping of `serving.Cell` fields to a value or a list
-of values; a group is the product of its lists. A scale caps requests and keeps the block and prompt sizes it names.
+of values; a group is the product of its lists. A scale caps requests and seeds and keeps the block and prompt sizes it
+names.
 """
 
 import hashlib
 import json
 import signal
 import threading
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -28,13 +30,18 @@ _SETTINGS = {  # Cell field -> column
     "workload": "workload", "trace_file": "trace", "allocator": "allocator", "address_map": "address_map",
     "model": "model", "dram": "dram", "requests": "requests_count", "seed": "seed", "headroom": "headroom",
     "admission": "admission", "max_batch": "max_batch", "rate": "arrival_rate", "prompt_tokens": "prompt_tokens",
-    "coalesce": "coalesce", "kv_shards": "kv_shards", "kv_split": "kv_split", "spec_adopt": "spec_adopt",
-    "pim_scratch": "pim_scratch", "pim_plan": "pim_plan",
+    "coalesce": "coalesce", "window": "window", "kv_shards": "kv_shards", "kv_split": "kv_split",
+    "spec_adopt": "spec_adopt", "pim_scratch": "pim_scratch", "pim_plan": "pim_plan", "pim_compact": "pim_compact_frac",
+    "base_bytes": "base_bytes", "block_layout": "block_layout", "turn_tokens": "turn_tokens", "charged": "charged",
 }  # fmt: skip
 
 
 class CellsFailed(RuntimeError):
-    """Some cells of a sweep raised; the others are finished and kept."""
+    """Some cells of a sweep raised; `finished` is the frame of the others, which are kept."""
+
+    def __init__(self, message, finished):
+        super().__init__(message)
+        self.finished = finished
 
 
 class Sweep(BaseModel):
@@ -53,7 +60,7 @@ def load(name):
         return scale.validated(Path(name), Sweep)
     folder = paths.data_dir() / "sweeps"
     if not (folder / f"{name}.yml").is_file():
-        known = ", ".join(sorted(p.stem for p in folder.glob("*.yml")))
+        known = ", ".join(sorted((p.stem for p in folder.glob("*.yml")), key=lambda n: (n != "headline", n)))
         raise ValueError(f"unknown sweep {name!r}; allowed: {known} or a YAML file")
     return scale.validated(folder / f"{name}.yml", Sweep)
 
@@ -66,6 +73,8 @@ def expand(sweep, size):
         for name in ("block_tokens", "prompt_tokens"):
             if len(axes.get(name, [])) > 1:
                 axes[name] = [v for v in axes[name] if v in getattr(size, name)]
+        if len(axes.get("seed", [])) > 1:
+            axes["seed"] = axes["seed"][: size.sweep_seeds]
         if "requests" in axes:
             axes["requests"] = list(dict.fromkeys(min(n, size.sweep_requests) for n in axes["requests"]))
         for values in product(*axes.values()):
@@ -115,9 +124,10 @@ def compute(cells, *, keep=None, workers=2, quiet=False, preset=None, executor="
             else:
                 failures.append(f"{_describe(cells[i])}: {error}")
             bar.update()
+    frame = pd.DataFrame([row(cells[i], done[i]) for i in sorted(done)])
     if failures:
-        raise CellsFailed(f"{len(failures)} of {len(cells)} cells failed: " + "; ".join(failures))
-    return pd.DataFrame([row(cells[i], done[i]) for i in range(len(cells))])
+        raise CellsFailed(f"{len(failures)} of {len(cells)} cells failed: " + "; ".join(failures), frame)
+    return frame
 
 
 def _summary(cell, preset):
@@ -147,10 +157,29 @@ def _each(cells, todo, workers, preset, executor, keep):
         return
     from joblib import Parallel, delayed
 
-    work = Parallel(n_jobs=workers, return_as="generator_unordered")
+    work, left = Parallel(n_jobs=workers, return_as="generator_unordered"), set(todo)
     with _ignored(signal.SIGINT):  # workers inherit that: Ctrl-C is this process's affair
         found = work(delayed(_numbered)(i, cells[i], preset) for i in todo)
-    yield from found
+    try:
+        for one in found:
+            left.discard(one[0])
+            yield one
+    except BrokenExecutor:  # a worker was killed, and nobody knows by which cell: each that is left by itself
+        for i in sorted(left):
+            yield _alone(i, cells[i], preset)
+
+
+def _alone(i, cell, preset):
+    """`_numbered` in a process of its own; that this process died is an error like any other."""
+    from joblib.externals.loky import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(max_workers=1) as pool:
+        with _ignored(signal.SIGINT):
+            waiting = pool.submit(_numbered, i, cell, preset)
+        try:
+            return waiting.result()
+        except BrokenExecutor:
+            return i, None, "its process died, killed or out of memory"
 
 
 @contextmanager
