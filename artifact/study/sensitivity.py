@@ -54,10 +54,9 @@ def agreement(frame):
     for row in printed.to_dict("records"):
         mine = frame
         for name in [name for name in settings if row[name]]:
-            number = pd.to_numeric(pd.Series([row[name]]), errors="coerce").item()
-            values = mine[name] if np.isnan(number) else pd.to_numeric(mine[name])
-            mine = mine[values == (row[name] if np.isnan(number) else number)]
-        assert len(mine) < 2, f"{row} is {len(mine)} rows"
+            mine = mine[_same(mine[name], row[name])] if len(mine) else mine
+        if len(mine) > 1:
+            raise ValueError(f"{path.name}: {row} is {len(mine)} cells; it must be one")
         equal = len(mine) == 1 and all(experiments.same_digits(row[name], mine[name].item()) for name in _PRINTED)
         for name in ("all", row["sweep"]):
             counts = found.setdefault(name, [0, 0, 0])
@@ -65,6 +64,14 @@ def agreement(frame):
     rows = [(name, *map(int, counts), int(counts[1] - counts[2])) for name, counts in found.items()]
     names = ["sweep", "published_count", "run_count", "equal_count", "differing_count"]
     return pd.DataFrame(rows, columns=names).assign(origin="simulated")
+
+
+def _same(values, text):
+    """Which of a column's values a printed text means; numbers are compared as such."""
+    try:
+        return pd.to_numeric(values) == float(text)
+    except ValueError:
+        return values == text
 
 
 def seed_ranges(frame):
