@@ -166,3 +166,24 @@ def test_report_appendix_on_the_command_line(cli, tmp_path):
     assert shown.code == 0 and "Reproduced" in shown.out and "badges.tex" in shown.out
     wrong = cli("report", "--appendix", "--scale", "huge", "--results", tmp_path)
     assert wrong.code == 2 and wrong.err.count("\n") == 1 and "'huge'" in wrong.err
+
+
+@pytest.mark.parametrize(("changes", "code"), [
+    ({}, 0),
+    ({"published": "0.79"}, 1),  # ours is another
+    ({"published": "0.79", "expected": "contradicted"}, 0),  # ... and that was known
+    ({"expected": "contradicted"}, 1),  # said to be contradicted, and it is not
+    ({"published": "0.79", "deviation": {"within": 0.05, "reason": "r"}}, 1),  # allowed to deviate, expected not to
+    ({"published": "0.79", "deviation": {"within": 0.05, "reason": "r"}, "expected": "within-deviation"}, 0),
+    ({"published": "0.79", "scale": "full"}, 0),  # a larger scale would decide it
+    ({"published": "0.79", "notebook": "10_placement"}, 0),  # nothing was run that decides it
+    ({"published": "0.79", "where": {"allocator": "other"}, "tier": "gpu", "needs": "a GPU"}, 0),  # no GPU here
+    ({"where": {"allocator": "other"}}, 2),  # a claim about nothing is a mistake, not a verdict
+])
+def test_verify_fails_exactly_when_a_claim_does_not_hold_here(cli, tmp_path, monkeypatch, changes, code):
+    monkeypatch.setattr(claims, "load", lambda path=None: [claim(**changes)])
+    run = chain.notebook("11_bandwidth", "smoke", tmp_path)
+    run.write("headline.csv", pd.DataFrame({"allocator": ["paged"], "m1_row_hit_frac": [0.77], "origin": "simulated"}))
+    run.close()
+    done = cli("verify", "--scale", "smoke", "--results", tmp_path)
+    assert done.code == code, done.out + done.err

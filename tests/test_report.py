@@ -192,3 +192,10 @@ def test_a_browser_without_a_network_shows_it(site):
         assert not page.locator("nav").is_visible()
         chromium.close()
     assert troubles == []
+
+
+def test_without_a_browser_the_report_is_written_all_the_same(site, monkeypatch, tmp_path):
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    index = report.build("smoke", site.parents[1], CLAIMS)
+    assert index.is_file() and provenance.chromium() == (None, None)
+    assert {path.name for path in index.parent.glob("*.html")} == {f"{name}.html" for name in report._PAGES}
