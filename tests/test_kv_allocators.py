@@ -15,11 +15,12 @@ from artifact.study import paths
 RECORDED = json.loads((paths.data_dir() / "recorded/reference/vllm_block_tables.json").read_text())["traces"]
 
 
+@pytest.mark.parametrize(("policy", "version"), [("paged", "v0_2_7"), ("vllm-v1", "v0_20_0")])
 @pytest.mark.parametrize("entry", RECORDED, ids=lambda e: f"seed{e['seed']}")
-def test_paged_hands_out_vllms_ids(entry, tmp_path):
+def test_the_real_vllms_ids_in_their_order(entry, policy, version, tmp_path):
     operations = tmp_path / "ops.json"
     operations.write_text(json.dumps({k: v for k, v in entry.items() if not k.startswith("vllm")}))
-    assert replay(operations, "paged") == entry["vllm_v0_2_7_new_blocks"]
+    assert replay(operations, policy) == entry[f"vllm_{version}_new_blocks"]
 
 
 def test_paged_is_a_stack():
@@ -91,6 +92,7 @@ def test_a_fork_shares_until_both_are_gone():
 @pytest.mark.parametrize("policy", allocators.NAMES)
 def test_misuse_is_refused_and_changes_nothing(policy):
     pool = Allocator(policy, 16, blocks_per_region=4)
+    usable = 16 - allocators.reserved(policy)
     pool.admit("a", 3)
     for misuse, complaint in (
         (lambda: pool.admit("a", 1), "'a' is already admitted"),
@@ -107,17 +109,17 @@ def test_misuse_is_refused_and_changes_nothing(policy):
     for growth in (lambda: pool.grow("a", 14), lambda: pool.admit("b", 14)):
         with pytest.raises(OutOfBlocks):
             growth()
-    assert pool.free_blocks == 13 and len(pool.table("a")) == 3
+    assert pool.free_blocks == usable - 3 and len(pool.table("a")) == 3
     pool.release("a")
     with pytest.raises(ValueError, match="unknown sequence 'a'"):
         pool.release("a")
-    assert pool.free_blocks == pool.num_blocks == 16
+    assert pool.free_blocks == usable and pool.num_blocks == 16
 
 
 @pytest.mark.parametrize(
     ("how", "complaint"),
     [
-        ({"policy": "buddy"}, "unknown allocator 'buddy'; allowed: paged, pim-aware, contiguous, random"),
+        ({"policy": "buddy"}, "unknown allocator 'buddy'; allowed: paged, pim-aware, contiguous, random, vllm-v1"),
         ({"num_blocks": 0}, "num_blocks is 0"),
         ({"blocks_per_region": 0}, "blocks_per_region is 0"),
         ({"policy": "pim-aware", "num_blocks": 17, "blocks_per_region": 8}, "a multiple of 8, whole regions"),
@@ -145,10 +147,11 @@ class Contract(RuleBasedStateMachine):
     def start(self, policy, plan, seed):
         self.policy = policy
         self.pool = Allocator(policy, self.BLOCKS, blocks_per_region=self.REGION, seed=seed, plan=plan, slots=64)
+        self.usable = self.BLOCKS - allocators.reserved(policy)
         self.tables, self.reserve, self.next = {}, {}, 0
 
     def _free(self):
-        return self.BLOCKS - len({b for table in self.tables.values() for b in table})
+        return self.usable - len({b for table in self.tables.values() for b in table})
 
     @rule(blocks=st.integers(0, 8), more=st.integers(0, 4))
     def admit(self, blocks, more):
@@ -211,15 +214,15 @@ class Contract(RuleBasedStateMachine):
         p = self.pool._pool
         for region in range(self.BLOCKS // self.REGION):
             free = sum(b not in held for b in range(region * self.REGION, (region + 1) * self.REGION))
-            assert p.room[region] == free
-            assert bool(int(p.empty[region >> 6]) >> (region & 63) & 1) == (free == self.REGION)
+            assert p.rooms[region] == free
+            assert bool(int(p.ranks[self.REGION, region >> 6]) >> (region & 63) & 1) == (free == self.REGION)
 
     def teardown(self):
         if not hasattr(self, "pool"):
             return
         for seq in self.tables:
             self.pool.release(seq)
-        assert self.pool.free_blocks == self.BLOCKS
+        assert self.pool.free_blocks == self.usable
 
 
 Contract.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
