@@ -28,11 +28,11 @@ from artifact.compiled import compiled, inlined
 from artifact.kv import draws, prefixes, radix, regions
 from artifact.kv.pool import (
     CACHING, CONTIGUOUS, END, FREES, INSIDE, NAMES, NEXT, PAGED, PLANS, QUEUE, QUEUE_REGION, RADIX, RADIX_REGION,
-    RANDOM, REGION, REGIONAL, START, Pool, padded, pool, reserved,
+    RANDOM, REGION, REGIONAL, START, STUDIED, Pool, padded, pool, reserved,
 )  # fmt: skip
 
-__all__ = ["CACHING", "FREES", "NAMES", "PLANS", "REGIONAL", "Allocator", "OutOfBlocks", "Pool", "padded", "pool",
-           "reserved"]
+__all__ = ["CACHING", "FREES", "NAMES", "PLANS", "REGIONAL", "STUDIED", "Allocator", "OutOfBlocks", "Pool", "padded",
+           "pool", "reserved"]
 
 
 class OutOfBlocks(Exception):
@@ -317,6 +317,15 @@ def release(p, slot, row, blocks):
 
 
 @compiled
+def give_last(p, slot, row):
+    """Drop the sequence `slot` as owner of its last blocks, `row`."""
+    for i in range(row.size - 1, -1, -1):
+        give(p, row[i])
+    if p.policy == CONTIGUOUS:
+        p.slots[slot, NEXT] -= row.size
+
+
+@compiled
 def _release_rooted(p, row, blocks):
     t = p.tally[0]
     full, own = 0, 0
@@ -389,16 +398,16 @@ class Allocator:
         return list(self._known(seq))
 
     def cached(self):
-        """Keys of the free blocks whose content can be found, the one given up next first."""
+        """The free blocks whose content can be found, the one given up next first."""
         p = self._pool
         if not self._caches:
             return []
         if p.tree.size:
             return radix.order(p)
-        out, block = [], prefixes.first(p)
+        out, block = [], int(prefixes.first(p))
         while block != self.num_blocks:
-            out += [int(p.keys[block])] if p.keys[block] >= 0 else []
-            block = p.links[block, 1]
+            out += [block] if p.keys[block] >= 0 else []
+            block = int(p.links[block, 1])
         return out
 
     def admit(self, seq, blocks, footprint=None, content=()):
@@ -445,13 +454,30 @@ class Allocator:
             self._known_keys[seq] += 1
         return row.tolist()
 
-    def release(self, seq):
-        """Give back everything `seq` holds; shared blocks stay with their other owners."""
+    def release(self, seq, blocks=None):
+        """Give back everything `seq` holds, or its last `blocks` (ids) and go on; shared ones stay with others.
+
+        Blocks whose content is known go with their sequence only.
+        """
         table = np.array(self._known(seq), dtype=np.int64)
+        if blocks is not None:
+            self._trim(seq, list(blocks))
+            return
         slot = self._slots.pop(seq)
         release(self._pool, slot, table, table.size)
         self._spare.append(slot)
         del self._tables[seq], self._known_keys[seq]
+
+    def _trim(self, seq, blocks):
+        table = self._tables[seq]
+        kept = len(table) - len(blocks)
+        if table[max(0, kept) :] != blocks:
+            raise ValueError(f"blocks are {blocks}; allowed: the last of the {len(table)} that sequence {seq!r} holds")
+        if self._caches and kept < self._known_keys[seq]:
+            raise ValueError(f"blocks are {blocks}; allowed: those of sequence {seq!r} after its {self._known_keys[seq]}"
+                             " with known content")
+        give_last(self._pool, self._slots[seq], np.array(blocks, dtype=np.int64))
+        del table[kept:]
 
     def fork(self, parent, child):
         """`child` shares every block `parent` has now. Contiguous cannot share: ValueError."""

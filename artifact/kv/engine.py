@@ -162,6 +162,8 @@ def _admit(run, p, rules, rid, length, preempted):
     s = run.state[0]
     free = p.tally[0].free
     prompt, final = _blocks(length, rules), _blocks(run.total[rid], rules)
+    if prompt > p.refs.size:
+        return False
     shared, ready, full, hits, scratch = 0, 0, 0, 0, 0
     if p.policy >= QUEUE:
         full = length // rules.block_tokens

@@ -16,7 +16,7 @@ NAMES = (
     "paged", "pim-aware", "contiguous", "random", "vllm-v1", "sglang", "vllm-v1-region", "sglang-region",
 )  # fmt: skip
 PAGED, REGION, CONTIGUOUS, RANDOM, QUEUE, RADIX, QUEUE_REGION, RADIX_REGION = range(len(NAMES))
-CACHING = NAMES[QUEUE:]
+STUDIED, CACHING = NAMES[:QUEUE], NAMES[QUEUE:]  # KV-PIMple's own; those that find contents again
 REGIONAL = tuple(NAMES[kind] for kind in (REGION, QUEUE_REGION, RADIX_REGION))
 PLANS = ("bestfit", "greedy")
 FREES = ("ordered", "unordered")

@@ -187,19 +187,18 @@ def newest_last(some, start, end):
 
 
 def order(p):
-    """Keys of the blocks that nobody owns, as Python integers, in the order in which their leaves would be evicted."""
-    leaves = [(int(p.tree[node, TIME]), int(node)) for node in p.heap[: p.tally[0]["leaves"]]]
-    children = {}
-    out = []
+    """The blocks of the tree that nobody owns, a list, in the order in which they would be evicted."""
+    leaves = {int(node): int(p.tree[node, TIME]) for node in p.heap[: p.tally[0]["leaves"]]}
+    gone, out = {}, []
     while leaves:
-        node = leaves.pop(leaves.index(min(leaves)))[1]
-        block, keys = p.tree[node, FIRST], []
+        node = min(leaves, key=leaves.get)
+        del leaves[node]
+        block = int(p.tree[node, FIRST])
         while block >= 0:
-            keys.append(int(p.keys[block]))
-            block = p.tree[block, FOLLOW]
-        out += keys
-        parent = int(p.tree[node, PARENT])
-        children[parent] = children.get(parent, 0) + 1
-        if parent >= 0 and p.refs[parent] == 0 and children[parent] == p.tree[parent, CHILDREN]:
-            leaves.append((int(p.tree[parent, TIME]), parent))
+            out.append(block)
+            block = int(p.tree[block, FOLLOW])
+        above = int(p.tree[node, PARENT])
+        gone[above] = gone.get(above, 0) + 1
+        if above >= 0 and p.refs[above] == 0 and gone[above] == p.tree[above, CHILDREN]:
+            leaves[above] = int(p.tree[above, TIME])
     return out

@@ -11,7 +11,7 @@ from artifact.pim import bandwidth, geometry, mapping
 from artifact.study import paths, results, sweep
 from artifact.study.serving import Cell, run
 
-_COMPARED = allocators.NAMES
+_COMPARED = allocators.STUDIED
 PRESET = "HBM3_5.2Gbps"  # AttAcc's default, in whose cycles a gain is counted beside M3's
 
 
