@@ -237,7 +237,11 @@ class Contract(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(0, 3))
     def give_the_last_back(self, data, count):
         seq = data.draw(st.sampled_from(sorted(self.tables)))
-        kept = max(len(self.tables[seq]) - count, len(self.paths[seq]) if self.caches else 0)
+        kept = max(0, len(self.tables[seq]) - count)
+        if self.caches and any(self.pool._pool.keys[b] >= 0 for b in self.tables[seq][kept:]):
+            with pytest.raises(ValueError, match="is known"):
+                self.pool.release(seq, self.tables[seq][kept:])
+            return
         self.pool.release(seq, self.tables[seq][kept:])
         self.tables[seq] = self.tables[seq][:kept]
         self.paths[seq] = self.paths[seq][:kept]

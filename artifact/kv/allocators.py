@@ -285,8 +285,28 @@ def know(p, block, key):
     if p.keys[block] < 0:
         if _queued(p):
             prefixes.learn(p, block, key)
-        else:
+        elif p.refs[block] == 1:
             p.keys[block] = key  # it goes into the tree when its sequence is released
+
+
+@compiled
+def share(p, row):
+    """One more owner for every block of a living sequence, `row`.
+
+    What it holds goes into the tree first: forks share what is in there, or what nobody will ever find.
+    """
+    if _rooted(p):
+        own, full = 0, 0
+        while own < row.size and p.tree[row[own], INSIDE]:
+            own += 1
+        full = own
+        while full < row.size and p.keys[row[full]] >= 0 and prefixes.find(p, p.keys[row[full]]) < 0:
+            full += 1
+        radix.insert(p, radix.descend(p, row, own), row, own, full)
+        for i in range(full, row.size):
+            p.keys[row[i]] = -1
+    for block in row:
+        p.refs[block] += 1
 
 
 @compiled
@@ -473,9 +493,9 @@ class Allocator:
         kept = len(table) - len(blocks)
         if table[max(0, kept) :] != blocks:
             raise ValueError(f"blocks are {blocks}; allowed: the last of the {len(table)} that sequence {seq!r} holds")
-        if self._caches and kept < self._known_keys[seq]:
-            raise ValueError(f"blocks are {blocks}; allowed: those of sequence {seq!r} after its {self._known_keys[seq]}"
-                             " with known content")
+        known = [block for block in blocks if self._caches and self._pool.keys[block] >= 0]
+        if known:
+            raise ValueError(f"blocks are {blocks}; allowed: those of unknown content, that of {known[0]} is known")
         give_last(self._pool, self._slots[seq], np.array(blocks, dtype=np.int64))
         del table[kept:]
 
@@ -488,8 +508,7 @@ class Allocator:
             raise ValueError(f"contiguous cannot share blocks; allowed: {allowed}")
         self._slots[child] = self._spare.pop()
         open_slot(self._pool, self._slots[child], 0, 0)
-        for block in table:
-            self._pool.refs[block] += 1
+        share(self._pool, np.array(table, dtype=np.int64))
         self._tables[child], self._known_keys[child] = list(table), self._known_keys[parent]
         return list(table)
 
