@@ -103,7 +103,7 @@ def test_evidence_of_no_kind_is_refused(reference, tmp_path):
 
 def test_claims_that_fail_or_were_not_decided_are_no_evidence(tmp_path, monkeypatch):
     listed = [claim(), claim(id="wrong", published="0.79"), claim(id="absent", result="gains.csv"),
-              claim(id="large", scale="full")]
+              claim(id="large", scale="full"), claim(id="build", result="cycles.csv", needs="a build of a simulator")]
     monkeypatch.setattr(claims, "load", lambda path=None: listed)
     run = chain.notebook("11_bandwidth", "smoke", tmp_path)
     run.write("headline.csv", pd.DataFrame({"allocator": ["paged"], "m1_row_hit_frac": [0.77], "origin": "simulated"}))

@@ -69,9 +69,10 @@ def lacking(scale: str, home: Path) -> list[str]:
 
 
 def undecided(judged: pd.DataFrame, scale: str) -> list[str]:
-    """Ids of claims that `scale` and a CPU decide but that were not decided: a run is missing."""
+    """Ids of claims that `scale` and a CPU alone decide but that were not decided: a run is missing."""
     small = judged["scale"].map(scales.ORDER.index) <= scales.ORDER.index(scale)
-    return list(judged[(judged["tier"] == "cpu") & small & (judged["verdict"] == "not-measured-here")]["id"])
+    alone = (judged["tier"] == "cpu") & ~judged["reason"].fillna("").str.startswith("needs ")  # a build, for one
+    return list(judged[alone & small & (judged["verdict"] == "not-measured-here")]["id"])
 
 
 def _text(path: Path) -> str:
