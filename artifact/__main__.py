@@ -44,7 +44,7 @@ _CELL_OPTIONS = (
     ("workload", str, "steady", "steady, spec, longctx, prefix, fixedlen or trace"),
     ("trace", str, None, "Azure CSV or Mooncake JSONL, with --workload trace"),
     ("step-ms", float, "25.0", "trace time per engine step"),
-    ("allocator", str, "paged", "paged, pim-aware, contiguous or random"),
+    ("allocator", str, "paged", "paged, pim-aware, contiguous, random, vllm-v1, sglang, vllm-v1-region, sglang-region"),
     ("address-map", str, "host-cacheline", "host-centric, host-cacheline, pim-friendly, or 'co1 ch5 ba2 bg2 co4 ro14'"),
     ("block-tokens", str, "16", "tokens per block, or derived: the block that is one region"),
     ("requests", int, "1000", "requests to draw, or to take from the trace"),
@@ -73,6 +73,8 @@ _CELL_OPTIONS = (
     ("pim-scratch", str, "separate", "separate or shared: where drafts live"),
     ("pim-plan", str, "bestfit", "bestfit or greedy"),
     ("pim-compact", float, "0.0", "empty regions filled below this share; 0 = never"),
+    ("preempt", str, "recompute", "recompute or swap: what vllm admission does with a preempted sequence's blocks"),
+    ("frees", str, "ordered", "ordered or unordered: a seeded order in which paged returns a sequence's blocks"),
     ("sample-every", int, "16", "steps between samples"),
     ("sample-sequences", int, "8", "sequences per sample"),
 )
@@ -154,7 +156,7 @@ def requests(out: str | None, **given: object) -> None:
 
 @kv.command()
 @click.argument("operations", type=click.Path(dir_okay=False))
-@click.option("--allocator", default="paged", help="paged, pim-aware, contiguous or random")
+@click.option("--allocator", default="paged", help="One of kv simulate's.")
 def replay(operations: str, allocator: str) -> None:
     """The block ids an allocator hands out for OPERATIONS, a JSON file.
 
@@ -254,16 +256,36 @@ def verify(scale: str | None, results_dir: str | None, as_json: bool) -> int:
 
 
 @cli.command()
+@click.option("--appendix", is_flag=True, help="Instead: what evaluation forms ask, as Markdown and LaTeX.")
 @_SCALE
 @_RESULTS
 @_JSON
-def report(scale: str | None, results_dir: str | None, as_json: bool) -> None:
-    """A folder of HTML pages of a scale's results: claims, figures, notebooks, provenance; opens without a network."""
-    from artifact.study import paths
+def report(appendix: bool, scale: str | None, results_dir: str | None, as_json: bool) -> None:
+    """A folder of HTML pages of a scale's results: claims, figures, notebooks, provenance; opens without a network.
+
+    --appendix writes the claims, an appendix (USENIX, EuroSys), two checklists (cTuning and MLSys, NeurIPS) and a check
+    of one's own against the badges; of our recorded run where nothing has been run.
+    """
+    from artifact.study import evaluation, paths, tables
     from artifact.study import report as pages
     from artifact.study import scale as scales
 
-    index = pages.build(scale or scales.largest(paths.results_dir(results_dir)), results_dir)
+    folder = paths.results_dir(results_dir)
+    scale = scale or scales.largest(folder)
+    if appendix:
+        study = evaluation.study(scale, folder)
+        files = [str(path) for path in evaluation.write(study, folder / scale / evaluation.FOLDER)]
+        lines = evaluation.check(study)
+        if as_json:
+            _print_json(scale=study.scale, recorded=study.recorded, files=files, badges=lines,
+                        met_count=sum(line["met"] for line in lines), lines_count=len(lines))
+            return
+        rows = [{**line, "met": "met" if line["met"] else "missing", "shown": line["missing"] or line["evidence"]}
+                for line in lines]
+        click.echo(tables.text(rows, ["badge", "met", "asks", "shown"]))
+        click.echo(f"written: {', '.join(files)}")
+        return
+    index = pages.build(scale, folder)
     if as_json:
         _print_json(index=str(index))
     else:
@@ -338,9 +360,11 @@ def _listed(counts: dict[str, int]) -> str:
 @click.argument("name")
 @click.option("--scale", "scale_name", default="full", help="tiny, smoke or full")
 @click.option("--workers", type=click.IntRange(1), default=2, help="local processes")
+@click.option("--executor", default="local", metavar="local|dask:ADDRESS",
+              help="there, or on the workers of that Dask scheduler; with --keep none repeats what finished")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the CSV there instead of stdout.")
 @click.option("--keep", type=click.Path(file_okay=False), help="Folder of finished cells, to resume from.")
-def sweep_(name: str, scale_name: str, workers: int, out: str | None, keep: str | None) -> None:
+def sweep_(name: str, scale_name: str, workers: int, executor: str, out: str | None, keep: str | None) -> None:
     """Run a sweep of data/sweeps, or a YAML file, as tidy CSV.
 
     A cell that fails is named with its settings, the others are written all the same; exit code 1.
@@ -350,7 +374,7 @@ def sweep_(name: str, scale_name: str, workers: int, out: str | None, keep: str 
     cells = sweep.expand(sweep.load(name), scale.load(scale_name))
     failed = None
     try:
-        frame = sweep.compute(cells, keep=keep, workers=workers)
+        frame = sweep.compute(cells, keep=keep, workers=workers, executor=executor)
     except sweep.CellsFailed as error:
         failed, frame = error, error.finished
     if out and len(frame):
@@ -562,6 +586,38 @@ def timeline_(source: str, method: str, context: int, contention: str, as_json: 
         raise ValueError(f"contention is {contention!r}; allowed: two numbers, as 0.2,0.1") from None
     said, ways, events = latency.timeline_of(source, method, context, slower=(first, second), **asked)
     _print_with(said, as_json, ways=ways, events=events)
+
+
+@cli.group()
+def gpu() -> None:
+    """What only a GPU can tell; without one, how it would be asked."""
+
+
+@gpu.command("profile")
+@click.option("--out", type=click.Path(), metavar="PLACE", show_default="data/stage_times",
+              help="Another folder; or, of one model, the CSV.")
+@click.option("--model", "models", multiple=True, show_default="GLM-4-9B-1M and Llama3-8B-1M",
+              help="Whose layers' shape; may be given more than once.")
+@click.option("--context", "contexts", type=int, multiple=True, show_default="16K to 512K",
+              help="Tokens; may be given more than once.")
+@click.option("--limit", type=float, default=510.0, help="Seconds after which no further context is begun.")
+@click.option("--dry-run", "dry", is_flag=True, help="One model at toy size, interpreted on a CPU; takes no times.")
+@_JSON
+def profile_(as_json: bool, **asked: object) -> None:
+    """How long the stages and whole steps of a layer take on this GPU, for data/stage_times: at most nine minutes.
+
+    A layer has the model's shape and random weights; what is selected follows our recorded traces. Stages: those that
+    `prr budget` and `prr timeline` start from. Steps: dense, serial DSA, with the faster kernel, S1, S2, PRR's union
+    and exact. Exit code 2 without a GPU.
+    """
+    from artifact.study import gpu_profile
+
+    written = gpu_profile.run(**asked)
+    if as_json:
+        _print_json(files_count=len(written), dry_run=asked["dry"], files=[str(path) for path in written])
+    else:
+        for path in written:
+            click.echo(path)
 
 
 @cli.group()

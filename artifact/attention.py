@@ -27,17 +27,17 @@ def _operator(fake):
     return decorate
 
 
-def _attend(q, k, v, page_table, length, blocks, impl):
+def _attend(q, k, v, page_table, length, blocks, impl, parts=None):
     _shapes(impl, q, PagedKV(k, v, page_table, length), blocks=blocks)
     return _empty(q)
 
 
 @_operator(_attend)
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, length: torch.Tensor,
-           blocks: torch.Tensor, impl: str) -> tuple[torch.Tensor, torch.Tensor]:
+           blocks: torch.Tensor, impl: str, parts: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     kv = PagedKV(k, v, page_table, length)
     _shapes(impl, q, kv, blocks=blocks)
-    return _run("attend", impl, kv, {"blocks": blocks}, q, kv, blocks)
+    return _run("attend", impl, kv, {"blocks": blocks}, q, kv, blocks, *([parts] if impl == "triton" else []))
 
 
 def _attend_groups(q, k, v, page_table, length, blocks, group, impl):

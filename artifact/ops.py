@@ -26,14 +26,17 @@ IMPLS = ("reference", "cpu")
 GROUPS = ("mean", "max", "sum")
 
 
-def attend(q, kv: PagedKV, blocks, *, impl="cpu") -> Partial:
+def attend(q, kv: PagedKV, blocks, *, impl="cpu", parts=None) -> Partial:
     """Attention of one query per head over exactly the listed blocks, logits scaled by 1 / sqrt(D).
 
-    q [B, H, D]; blocks int32 [B, G, S]. The last block counts up to the sequence's length.
+    q [B, H, D]; blocks int32 [B, G, S]. The last block counts up to the sequence's length. parts: into how many each
+    list is split on a GPU at most, so that it leaves room for what runs beside it (None: as many as fill the GPU).
     """
     from artifact import attention
 
-    return Partial(*attention.attend(q, *kv, blocks, impl))
+    if parts is not None and (int(parts) != parts or parts < 1):
+        raise ValueError(f"parts is {parts}; allowed: a whole number of at least 1")
+    return Partial(*attention.attend(q, *kv, blocks, impl, parts))
 
 
 def attend_groups(q, kv: PagedKV, blocks, group, *, impl="cpu") -> Partial:
@@ -110,13 +113,14 @@ def quest_scores(q, low, high, pages=None, *, group="max", impl="cpu"):
     return _tensor(out)
 
 
-def infllm_scores(q, keys, length, *, size=32, stride=16, block=64, impl="cpu"):
+def infllm_scores(q, keys, length, *, size=32, stride=16, block=64, blocks=None, impl="cpu"):
     """InfLLM-v2's block scores: softmax over compressed keys, summed over the group, the largest in each block.
 
     q [B, H, D]; keys [B, G, C, D], or [1, G, C, D] for all sequences alike: key c is the mean of the keys of tokens
     c * stride to c * stride + size - 1. Float32, bfloat16 or float16 torch tensors ("reference" also float64).
     length: int [B], tokens of each sequence; windows that reach past it do not count. size, stride, block: tokens.
-    -> float32 [B, G, ceil(max(length) / block)] (float64 from a float64 q); -inf where no key that counts overlaps.
+    blocks: N, for lengths on a GPU, which are waited for otherwise (None: ceil(max(length) / block)).
+    -> float32 [B, G, N] (float64 from a float64 q); -inf where no key that counts overlaps.
     """
     _queries(q, keys, "keys")
     if stride < 1 or size < stride or size % stride or block < stride or block % stride:
@@ -125,20 +129,21 @@ def infllm_scores(q, keys, length, *, size=32, stride=16, block=64, impl="cpu"):
     if impl == "triton":
         import torch
 
-        # what lies on the device is waited for: pass lengths from the CPU where that costs
-        blocks = -(-int(torch.as_tensor(given).max() if len(given) else 0) // block)
+        if blocks is None:
+            blocks = -(-int(torch.as_tensor(given).max() if len(given) else 0) // block)
         return _triton("infllm_scores", q, keys).infllm_scores(q, keys, length, blocks, size=size, stride=stride,
                                                                block=block)
     if _reference("infllm_scores", impl, q, keys):
         from artifact.kernels import reference
 
-        return reference.infllm_scores(q, keys, length, size=size, stride=stride, block=block)
+        return reference.infllm_scores(q, keys, length, size=size, stride=stride, block=block, blocks=blocks)
     from artifact.kernels import cpu
 
     heads, count = _heads(q, keys.shape[1])
     heads *= np.float32(q.shape[2] ** -0.5)
     length = length.numpy()
-    out = np.empty((q.shape[0], keys.shape[1], -(-int(length.max(initial=0)) // block)), np.float32)
+    blocks = -(-int(length.max(initial=0)) // block) if blocks is None else blocks
+    out = np.empty((q.shape[0], keys.shape[1], blocks), np.float32)
     counts = np.maximum((length - size) // stride + 1, 0)
     cpu.infllm_scores(heads, count, stored(keys), counts, block // stride, size // stride - 1, out)
     return _tensor(out)
@@ -180,16 +185,22 @@ def ema_step(level, trend, scores, theta, *, impl="cpu"):
     return tuple(new) if plain else tuple(_tensor(array) for array in new)
 
 
-def topk(scores, count, forced=None, *, impl="cpu"):
+def topk(scores, count, forced=None, *, impl="cpu", slots=None):
     """The `count` blocks with the highest scores, exactly; of equal scores those with the lowest index.
 
     scores: float32 [..., N], a torch tensor or a NumPy array; NaN and -inf cannot be chosen, +inf comes first.
     forced: bool [..., N], with fewer leading axes or ones of 1: blocks that are in whatever their score. They take
     their places of the `count` first, and all of them are in even when they are more.
+    slots: S, past which blocks are left out; with it nothing is asked of a GPU, and `count` may be an int tensor with
+    one number for each list. Of "reference" only.
     -> int32 [..., S], ascending, -1 after the last; S is `count`, or the most forced blocks of a row.
     """
-    if int(count) != count or count < 0:
+    several = getattr(count, "ndim", 0)
+    if not several and (int(count) != count or count < 0):
         raise ValueError(f"count is {count}; allowed: a whole number of at least 0")
+    if (several or slots is not None) and (impl != "reference" or slots is None or int(slots) != slots or slots < 0):
+        raise ValueError(f"slots is {slots} with impl {impl!r}; allowed with 'reference': a whole number of at least "
+                         "0, and needed where each list has its own count")
     plain = isinstance(scores, np.ndarray)
     if "float32" not in str(scores.dtype) or not scores.ndim:
         raise ValueError(f"scores are {shown(scores)}; allowed: float32 [..., N]")
@@ -205,7 +216,8 @@ def topk(scores, count, forced=None, *, impl="cpu"):
         rows = (_tensor(scores) if plain else scores).reshape(flat)
         if forced is not None:
             forced = (_tensor(forced) if plain else forced).broadcast_to(scores.shape).reshape(flat)
-        chosen = reference.topk(rows, int(count), forced)
+        count = count.broadcast_to(lead).reshape(-1) if several else int(count)
+        chosen = reference.topk(rows, count, forced, slots)
         chosen = chosen.reshape(*lead, chosen.shape[-1])
         return chosen.numpy() if plain else chosen
     from artifact.kernels import cpu

@@ -37,15 +37,15 @@ def quest_scores(q, low, high, pages=None, *, group="max"):
     return _missing(torch.stack(rows), pages)
 
 
-def infllm_scores(q, keys, length, *, size, stride, block):
+def infllm_scores(q, keys, length, *, size, stride, block, blocks=None):
     """InfLLM-v2's block scores: softmax over compressed keys, summed over the group, the largest in each block.
 
     q [B, H, D]; keys [B or 1, G, C, D]: key c is the mean of the sequence's keys c * stride to c * stride + size - 1.
     length int [B]: tokens in each sequence; only the (length - size) // stride + 1 keys of complete windows count.
     size, stride, block: tokens; size and block are multiples of stride.
-    -> [B, G, N] with N = ceil(max(length) / block). A block's score is the largest of all compressed keys that overlap
-    it: for 32, 16 and 64 a pooling with kernel 5, stride 4 and padding 1. A block that none overlaps is -inf. The
-    softmax's denominator is exact; the CUDA code can approximate it over four times coarser keys.
+    -> [B, G, N] with N = ceil(max(length) / block), or `blocks`. A block's score is the largest of all compressed keys
+    that overlap it: for 32, 16 and 64 a pooling with kernel 5, stride 4 and padding 1. A block that none overlaps is
+    -inf. The softmax's denominator is exact; the CUDA code can approximate it over four times coarser keys.
 
     Source: InfLLM-v2 (arXiv 2509.24663); OpenBMB/infllmv2_cuda_impl at f908e73, infllm_v2/max_pooling_1d.py.
     """
@@ -56,7 +56,7 @@ def infllm_scores(q, keys, length, *, size, stride, block):
     absent = torch.arange(keys.shape[2], device=q.device) >= counts.unsqueeze(1)  # [B, C]
     total = logits.masked_fill(absent[:, None, None], -math.inf).softmax(-1).sum(2)
     total = total.masked_fill(absent[:, None], -math.inf)
-    blocks = -(-int(length.max()) // block)
+    blocks = -(-int(length.max()) // block) if blocks is None else blocks
     per_block, before = block // stride, size // stride - 1
     after = max(0, (blocks + 1) * per_block - total.shape[2])
     total = torch.nn.functional.pad(total, (before, after), value=-math.inf)
@@ -86,24 +86,36 @@ def ema_step(level, trend, scores, theta):
     return level, trend, level + gamma * trend
 
 
-def topk(scores, count, forced=None):
+def topk(scores, count, forced=None, slots=None):
     """The blocks with the highest scores, ties to the lowest index, beside those that are attended in any case.
 
-    scores [R, N]; count: blocks in a list; forced bool [R, N]: blocks that are in whatever their score, first of all
-    and even when they are more than `count`. NaN counts as -inf, and such blocks are in only when forced.
+    scores [R, N]; count: blocks in a list, or int [R] of each; forced bool [R, N]: blocks that are in whatever their
+    score, first of all and even when they are more than `count`. NaN counts as -inf, and such blocks are in only when
+    forced. slots: S, at most so many, forced ones the first; with it nothing is asked of the device (None: as below).
     -> int32 [R, S] with S = count or the most forced blocks of a row; ascending indices, -1 after the last.
+
+    The lowest score that is still in divides the rest: what is above it is in, and of what equals it the first ones.
     """
     rows, blocks = scores.shape
     forced = torch.zeros(rows, blocks, dtype=torch.bool, device=scores.device) if forced is None else forced
-    order = torch.sort(scores.nan_to_num(-math.inf, math.inf, -math.inf).masked_fill(forced, -math.inf), dim=-1,
-                       descending=True, stable=True)
-    free = (count - forced.sum(-1, keepdim=True)).clamp(min=0)
-    taken = (torch.arange(blocks, device=scores.device) < free) & (order.values > -math.inf)
-    chosen = forced | torch.zeros_like(forced).scatter(-1, order.indices, taken)
-    index = torch.where(chosen, torch.arange(blocks, device=scores.device), blocks).sort(-1).values
-    slots = max(count, int(forced.sum(-1).max()) if rows else 0)
-    index = torch.nn.functional.pad(index, (0, max(0, slots - blocks)), value=blocks)[:, :slots]
-    return index.masked_fill(index == blocks, -1).to(torch.int32)
+    scores = scores.nan_to_num(-math.inf, math.inf, -math.inf).masked_fill(forced, -math.inf)
+    several = isinstance(count, torch.Tensor)
+    if slots is not None:
+        count = count.clamp(max=slots) if several else min(count, slots)
+    free = ((count[:, None] if several else count) - forced.sum(-1, keepdim=True)).clamp(0, blocks)
+    most = min(blocks, slots if several else count)
+    chosen = forced
+    if most and rows:
+        lowest = torch.topk(scores, most).values.gather(-1, (free - 1).clamp(min=0))
+        above, equal = scores > lowest, scores == lowest
+        ties = equal & (equal.cumsum(-1) <= free - above.sum(-1, keepdim=True))
+        chosen = forced | ((above | ties) & (free > 0) & (scores > -math.inf))
+    if slots is None:
+        slots = max(count, int(forced.sum(-1).max()) if rows else 0)
+    place = torch.where(chosen, chosen.cumsum(-1) - 1, slots).clamp(max=slots)
+    listed = torch.full((rows, slots + 1), -1, dtype=torch.int32, device=scores.device)
+    index = torch.arange(blocks, dtype=torch.int32, device=scores.device).expand(rows, -1)
+    return listed.scatter(-1, place, index)[:, :slots]
 
 
 def attend(q, kv, blocks):

@@ -35,3 +35,19 @@ def cli():
         return Ran(code, out.getvalue(), err.getvalue())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def screenshots(root) -> Path:
+    """Where tests leave what a browser showed them, to be looked at; `make clean` removes it."""
+    folder = root / "build" / "screenshots"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """What tests measured and do not judge, such as how soon a slider redraws: `record_property("said", ...)`."""
+    said = [value for reports in terminalreporter.stats.values() for report in reports
+            for name, value in getattr(report, "user_properties", ()) if name == "said" and report.when == "call"]
+    for line in sorted(said):
+        terminalreporter.write_line(line)

@@ -21,8 +21,9 @@ from triton.runtime import interpreter
 
 from artifact import ops
 from artifact.dsa.quest import Quest
+from artifact.prr import budget, graph
 from artifact.prr import decode as step
-from artifact.study import compiling
+from artifact.study import compiling, gpu_profile, latency, stage_times
 
 NAN = float("nan")
 HALF, FULL = torch.float16, torch.float32
@@ -370,6 +371,79 @@ def test_a_decode_step_runs_the_kernels(fidelity):
     (out, _, happened), (other, _, same) = made.values()
     torch.testing.assert_close(out, other, rtol=1e-5, atol=1e-5)
     assert all(torch.equal(x, y) for x, y in zip(happened, same, strict=True)) and happened.missed.any()
+
+
+@pytest.mark.parametrize("fidelity", step.FIDELITIES)
+def test_the_step_of_a_graph_runs_the_kernels_whatever_the_split(fidelity):
+    rng = torch.Generator().manual_seed(4)
+    keys, q = torch.randn(1, 2, 112, 16, generator=rng), torch.randn(112, 1, 4, 16, generator=rng)
+    pages = keys[0].unflatten(1, (7, 16)).transpose(0, 1)
+    kv = PagedKV(pages, pages, torch.arange(7, dtype=torch.int32)[None], torch.tensor([101], dtype=torch.int32))
+    made = []
+    for impl, parts in (("reference", None), ("triton", None), ("triton", 1)):
+        plan = step.Plan("prr", fidelity, Quest(budget_blocks=3), 1.5, (0.4, 0.3, 0.5), impl)
+        state = step.begin(plan, keys[:, :, :100])
+        state = step.warm(plan, state, step.prefill_scores(plan, q[98:100, 0], state, 3)[:, None], 3)
+        held, count = graph.begin(plan, state, 8, 3, "cpu"), graph.guesses(plan, torch.tensor([101]))
+        with launched() as names:
+            made.append(graph.step(plan, q[100], kv, held, count, 3, parts=parts))
+        assert bool(names) == (impl == "triton")
+    assert {"quest_bounds", "ema", "attend_blocks", "merge_parts"} <= set(names)
+    for out, counts in made[1:]:
+        torch.testing.assert_close(out, made[0][0], rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(x, y) for x, y in zip(counts, made[0][1], strict=True)) and counts.missed.any()
+
+
+class _Given(timing.Dry):
+    """A machine whose every call takes as long as it has been called, so that the files have numbers in them."""
+
+    calls = 0
+
+    def spent(self, side, method, call, least=None):
+        super().spent(side, method, call, least)
+        self.calls += 1
+        return timing.Spent(side, method, float(self.calls), self.calls - 0.5, self.calls + 0.5, 3)
+
+
+def test_a_gpus_profile_is_one_that_a_budget_can_be_fitted_to(tmp_path):
+    quest = gpu_profile.cells(True, ("Llama3-8B-1M",))[0]
+    cells, place, told = [quest._replace(context=context) for context in (256, 272, 288)], _Given(), []
+    facts = timing.machine(place) | {"driver": "1"}
+    ((model, found, whole),) = gpu_profile.measured(place, cells, 600, told.append)
+    assert len(told) == 3 and model == "Llama3-8B-1M"
+    same = {"device": "A", "origin": "measured"}
+    for name, columns, rows in (("a.csv", gpu_profile.STAGE_COLUMNS, found),
+                                ("steps_a.csv", gpu_profile.STEP_COLUMNS, whole)):
+        gpu_profile.write(tmp_path / name, columns, [row | same for row in rows], facts, "A", model, "measured")
+    profile = stage_times.profile(stage_times.read(tmp_path / "a.csv"), "quest")
+    profile.require(device="A", model=model, page_tokens=16, budget_count=4)
+    assert budget.fit(profile).answer(272).selection == [
+        row["time_us"] for row in found if row["stage"] == "selection"][1]
+    ours = latency.gpu_steps(tmp_path).query("origin == 'measured'")
+    assert set(ours["way"]) == {"dense", "serial DSA, faster kernel", "S1", "S2", "PRR, union", "PRR, exact"}
+    assert (ours["against"] == "serial DSA, faster kernel").all() and ours["chosen"].all()
+    assert (ours[ours["way"] == "serial DSA, faster kernel"]["speedup_ratio"] == 1).all()
+
+
+def test_past_its_limit_a_profile_begins_no_context():
+    told = []
+    ((_, found, whole),) = gpu_profile.measured(_Given(), gpu_profile.cells(True, ("GLM-4-9B-1M",)), -1, told.append)
+    assert not found and not whole and len(told) == 2 and "left out" in told[0]
+
+
+@pytest.mark.parametrize("operator", ["attend", "repair", "merge"])
+def test_a_wrong_operator_ends_a_profile_before_its_time(operator, monkeypatch):
+    call = getattr(ops, operator)
+
+    def wrong(*arguments, **options):
+        made = call(*arguments, **options)
+        return made if options["impl"] == "reference" else Partial(made.out * 1.02, made.lse)
+
+    monkeypatch.setattr(ops, operator, wrong)
+    with pytest.raises(ValueError, match="no time is given"):
+        list(gpu_profile.measured(_Given(), gpu_profile.cells(True, ("Llama3-8B-1M",))[:1], 600, print))
+
+
 def _attention(q, k, v):
     """q [H, D], k and v [tokens, G, D] -> out, and lse in base 2, as FlashInfer gives them."""
     k, v = (x.double().repeat_interleave(q.shape[0] // x.shape[1], 1) for x in (k, v))

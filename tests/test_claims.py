@@ -157,6 +157,30 @@ def test_a_claims_file_of_another_shape(tmp_path, text, says):
         claims.load(tmp_path / "claims.yml")
 
 
+def test_claims_by_a_table_are_those_written_out(tmp_path):
+    (tmp_path / "published").mkdir()
+    table = tmp_path / "published" / "cells.csv"
+    table.write_text("id,text,workload,block_tokens,split,published,tolerance\n"
+                     "a,One.,steady,16,,0.77,\nb,Two.,spec,4,true,0.540,0.1\n")
+    shared = {name: CLAIM[name] for name in ("work", "notebook", "result", "metric", "source", "scale", "tier")}
+    entry = {**shared, "where": {"allocator": "paged"}, "tolerance": "digits", "reason": "a draw", "cells": "cells.csv"}
+    (tmp_path / "claims.yml").write_text(yaml.safe_dump([entry]))
+    one, two = claims.load(tmp_path / "claims.yml")
+    assert one == claim(id="a", text="One.", reason="a draw")
+    assert two == claim(id="b", text="Two.", published="0.540", tolerance=0.1, reason="a draw",
+                        where={"workload": "spec", "allocator": "paged", "block_tokens": 4, "split": True})
+    for content, says in (("id,text,published\na,One.,about 1\n", 'claim a: .*a number in quotes'),
+                          ("id,text,published\na,One.,1\na,One.,1\n", "claim a stands there twice"),
+                          ("", "cells are 'cells.csv'; allowed: a table of data/published")):
+        table.write_text(content)
+        with pytest.raises(ValueError, match=says) as caught:
+            claims.load(tmp_path / "claims.yml")
+        assert "\n" not in str(caught.value)
+    table.unlink()
+    with pytest.raises(ValueError, match="cells are 'cells.csv'"):
+        claims.load(tmp_path / "claims.yml")
+
+
 def test_shipped_claims_are_valid_and_name_notebooks_there_are(root):
     names = {path.stem for path in (root / "notebooks").glob("*.ipynb")}
     assert [claim.id for claim in claims.load() if claim.notebook not in names] == []

@@ -1,5 +1,6 @@
 """Notebook 07's frames: paired differences, what is found, what the union adds; then a model decoding in every mode."""
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +12,7 @@ from artifact.study.fidelity import Reading
 
 TINY = scale.load("tiny")
 SMALL = TINY.model_copy(update={"fidelity_prompt_tokens": 512, "fidelity_tokens": 40, "fidelity_passages": 2,
-                                "fidelity_needle_tokens": 512, "fidelity_needles": 1})
+                                "fidelity_needle_tokens": 512, "fidelity_needles": 3})
 PLANS = [(fidelity._DENSE, 0.0), *((setting._asdict() | {"mode": mode, "predicted_ratio": ratio}, worse)
                                    for setting in fidelity.SETTINGS[:2]
                                    for mode, ratio, worse in (("dsa", None, 0.3), ("union", 1.0, 0.2),
@@ -202,7 +203,9 @@ def live():
         patch.setattr(weights, "find", lambda *_: "tiny")
         patch.setattr(weights, "load", lambda _: tiny(num_hidden_layers=3, head_dim=16, max_position_embeddings=1024))
         patch.setattr(weights, "tokenizer", lambda _: Words())
-        yield fidelity.readings(SMALL)
+        patch.setattr(joblib, "cpu_count", lambda: 2)
+        with joblib.parallel_config(backend="sequential"):  # another process would load the model itself
+            yield fidelity.readings(SMALL)
 
 
 def test_a_model_is_read_in_every_mode(live):
@@ -233,8 +236,10 @@ def test_prompts_that_hide_a_fact_are_asked_in_every_mode(live, monkeypatch):
     monkeypatch.setattr(attention, "generate", lambda model, ids, plan, steps, prompt: attention.Generated(
         list(b"It is 5333504." if plan.mode != "dsa" else b"It is 5333505."), None, ()))
     frame = fidelity.needles(SMALL)
-    assert len(frame) == 1 + sum(map(len, fidelity.NEEDLES.values()))
-    assert dict(frame.groupby("mode")["found"].all()) == {"dense": True, "dsa": False, "exact": True, "reuse": True,
+    assert list(frame["prompt"].unique()) == ["0", "1", "2"]  # in order, whichever process was first
+    assert len(frame) == 3 * (1 + sum(map(len, fidelity.NEEDLES.values())))
+    first = frame[frame["prompt"] == "0"]
+    assert dict(first.groupby("mode")["found"].all()) == {"dense": True, "dsa": False, "exact": True, "reuse": True,
                                                           "union": True}
 
 

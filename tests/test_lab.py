@@ -14,7 +14,7 @@ import urllib.request
 
 import pytest
 
-from artifact.study import experiments, foresight, provenance, scale, style, widgets
+from artifact.study import experiments, foresight, provenance, scale, style, walk, walk_figures, widgets
 
 BENIGN = ("favicon", "ResizeObserver loop")
 EXPLORER = ".jupyter-widgets .js-plotly-plot"
@@ -26,14 +26,23 @@ HEADING = f"""() => [...document.querySelectorAll('{EXPLORER} .annotation-text')
 
 TITLES = f"""() => [...document.querySelectorAll('{EXPLORER} .annotation-text')].map(e => e.textContent)"""
 POINTS = f"""() => document.querySelector('{EXPLORER}').data.map(trace => [[...trace.x], [...trace.y]])"""
-WATCH = f"""() => {{
-    const before = ({HEADING})();
-    window.moved = null;
-    document.addEventListener('keydown', () => {{ window.pressed = performance.now(); }}, {{capture: true}});
-    new MutationObserver(() => {{
-        if (window.moved === null && ({HEADING})() !== before) window.moved = performance.now() - window.pressed;
-    }}).observe(document.querySelector('{EXPLORER}'), {{subtree: true, childList: true, characterData: true}});
-}}"""
+
+
+def _moved(page, handle, key, seen):
+    """Presses `key` on a slider's handle; returns how long until what `seen` (JavaScript) gives was different, ms."""
+    handle.focus()
+    page.evaluate(f"""() => {{
+        const before = JSON.stringify(({seen})());
+        window.moved = null;
+        document.addEventListener('keydown', () => {{ window.pressed = performance.now(); }}, {{capture: true}});
+        new MutationObserver(() => {{
+            if (window.moved === null && JSON.stringify(({seen})()) !== before)
+                window.moved = performance.now() - window.pressed;
+        }}).observe(document.querySelector('{EXPLORER}'), {{subtree: true, childList: true, characterData: true}});
+    }}""")
+    page.keyboard.press(key)
+    page.wait_for_function("window.moved !== null", timeout=20_000)
+    return page.evaluate("window.moved")
 
 
 def _free_port():
@@ -126,23 +135,20 @@ def _opened(root, folder, name, said):
         chromium.close()
 
 
-def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path):
+def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path, screenshots, record_property):
     table = experiments.recorded("10_placement", "placement_map.csv")
     said = []
     with _opened(root, tmp_path, "11_bandwidth", said) as (page, count):
         handle = page.locator(".jupyter-widgets .noUi-handle").first
         page.wait_for_function(f"!!({HEADING})()", timeout=60_000)
         before = page.evaluate(HEADING)
-        page.screenshot(path=tmp_path / "before.png")
-        handle.focus()
-        page.evaluate(WATCH)
-        page.keyboard.press("ArrowLeft")
-        page.wait_for_function("window.moved !== null", timeout=20_000)
-        after, taken_ms = page.evaluate(HEADING), page.evaluate("window.moved")
+        page.screenshot(path=screenshots / "lab-11-before.png")
+        taken_ms = _moved(page, handle, "ArrowLeft", HEADING)
+        after = page.evaluate(HEADING)
         page.click('.jupyter-widgets button:has-text("pim-aware")')
         page.wait_for_function(f"({HEADING})().startsWith('pim-aware')", timeout=20_000)
         chosen, state = page.evaluate(HEADING), page.evaluate(STATE)
-        page.screenshot(path=tmp_path / "after.png")
+        page.screenshot(path=screenshots / "lab-11-after.png")
         drawn = page.locator(".js-plotly-plot").count()
 
     def regions(allocator, tokens):
@@ -159,16 +165,18 @@ def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path):
     assert state[-1] == ["scatter", cells["region"].tolist(), None, style.POLICIES["pim-aware"].colour]
     assert drawn == count + 1
     assert [text for text in said if not any(word in text for word in BENIGN)] == []
-    print(f"redrawn {taken_ms:.0f} ms after the key; screenshots in {tmp_path}")
+    record_property("said", f"notebook 11: redrawn {taken_ms:.0f} ms after the key")
 
 
-def test_notebook_03_runs_and_its_predictor_moves(root, tmp_path):
+def test_notebook_03_runs_and_its_predictor_moves(root, tmp_path, screenshots, record_property):
     said = []
     with _opened(root, tmp_path, "03_predictor", said) as (page, count):
         page.wait_for_function(f"(({TITLES})()[1] ?? '').startsWith('all steps')", timeout=60_000)
         before = page.evaluate(TITLES)
         handles = page.locator(".jupyter-widgets .noUi-handle")
-        for _ in range(8):  # alpha from 0.4 to 0.8
+        page.screenshot(path=screenshots / "lab-03-before.png")
+        taken_ms = _moved(page, handles.nth(0), "ArrowRight", TITLES)
+        for _ in range(7):  # alpha from 0.45 to 0.8
             handles.nth(0).press("ArrowRight")
         handles.nth(3).press("ArrowRight")  # |P| / |A| from 1 to 1.25
         box = widgets.predictor_explorer(foresight.scores(
@@ -180,10 +188,34 @@ def test_notebook_03_runs_and_its_predictor_moves(root, tmp_path):
         page.wait_for_function(f"wanted => ({TITLES})()[1] === wanted", arg=wanted[1], timeout=20_000)
         page.wait_for_timeout(300)
         after, held = page.evaluate(TITLES), page.evaluate(POINTS)
-        page.screenshot(path=tmp_path / "after.png")
+        page.screenshot(path=screenshots / "lab-03-after.png")
         drawn = page.locator(".js-plotly-plot").count()
+    record_property("said", f"notebook 03: redrawn {taken_ms:.0f} ms after the key")
     assert after[:2] == wanted != before[:2]
     for (x, y), trace in zip(held, expected.data, strict=True):  # what the browser holds, not only what was sent to it
         assert x == list(trace.x) and y == pytest.approx(list(trace.y))
+    assert drawn == count + 1
+    assert [text for text in said if not any(word in text for word in BENIGN)] == []
+
+
+def test_notebook_10_shows_a_sequence_living(root, tmp_path, screenshots, record_property):
+    life = experiments.recorded("10_placement", "life.csv")
+    said, last = [], int(life["last_step"].max())
+    with _opened(root, tmp_path, "10_placement", said) as (page, count):
+        page.wait_for_function(f"(({TITLES})()[1] ?? '').includes('regions')", timeout=60_000)
+        before, handle = page.evaluate(TITLES), page.locator(".jupyter-widgets .noUi-handle").first
+        page.screenshot(path=screenshots / "lab-10-before.png")
+        taken_ms = _moved(page, handle, "ArrowRight", TITLES)
+        after, held = page.evaluate(TITLES), page.evaluate(POINTS)
+        page.screenshot(path=screenshots / "lab-10-after.png")
+        drawn = page.locator(".js-plotly-plot").count()
+    record_property("said", f"notebook 10: redrawn {taken_ms:.0f} ms after the key")
+    step = (int(life["first_step"].min()) + last) // 2
+    for titles, now in ((before, step), (after, step + 1)):
+        assert titles[:2] == [f"{name}, step {now}: {walk_figures.moment(life, name, now).words}"
+                              for name in walk.FOLLOWED]
+    wanted = [list(map(list, walk_figures.moment(life, name, step + 1).places[state]))
+              for name in walk.FOLLOWED for state in walk_figures.looks(name, 13)]
+    assert held == wanted  # what the browser holds, not only what was sent to it
     assert drawn == count + 1
     assert [text for text in said if not any(word in text for word in BENIGN)] == []

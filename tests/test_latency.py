@@ -260,6 +260,23 @@ def test_what_the_verbs_refuse_is_one_line_and_exit_2(cli, arguments, says):
     assert ran.code == 2 and ran.out == "" and ran.err.count("\n") == 1 and says in ran.err
 
 
+@pytest.mark.parametrize(("spoil", "says"), [
+    (lambda f: f[f["stage"] != "ffn"], "has no stage ffn; needed: selection, attention, ffn"),
+    (lambda f: f[~((f["stage"] == "speculation") & (f["context_tokens"] == 8192))], "has no stage speculation of 0.5"),
+    (lambda f: f.assign(time_us=-1.0), "time_us is -1.0; allowed: numbers of at least 0"),
+    (lambda f: f.assign(device=["A", "B"] * (len(f) // 2)), "device is A and B; a file is of one device"),
+    (lambda f: pd.concat([f, f.iloc[:1]]), "stands there twice")])
+@pytest.mark.parametrize("verb", ["budget", "timeline"])
+def test_a_bad_file_of_stage_times_is_one_line_and_exit_2(cli, tmp_path, verb, spoil, says):
+    own = tmp_path / "mine.csv"
+    spoil(timed_rows()).to_csv(own, index=False)
+    told = {"what": "a test", "device": "A", "per": "layer", "origin": "measured", "source": "here", "driver": "1",
+            "versions": {}, "command": "none", "started": "now", "sha256": results.sha256(own)}
+    own.with_suffix(".json").write_text(json.dumps(told))
+    ran = cli("prr", verb, "--stages", own)
+    assert ran.code == 2 and ran.out == "" and ran.err.count("\n") == 1 and says in ran.err
+
+
 def test_frames_are_results(tmp_path, baselines, lines):
     """Every frame of the three notebooks is one that may be written: units, origins."""
     made = {name: getattr(latency, name)() for name in (

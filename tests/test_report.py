@@ -83,7 +83,7 @@ def pages(site):
 def test_every_link_leads_somewhere_and_nothing_comes_from_elsewhere(site):
     found = pages(site)
     assert {path.relative_to(site).as_posix() for path in found} == {
-        "index.html", "gallery.html", "provenance.html", "notebooks/10_placement.html", "notebooks/11_bandwidth.html"}
+        *(f"{name}.html" for name in report._PAGES), "notebooks/10_placement.html", "notebooks/11_bandwidth.html"}
     for path, page in found.items():
         for target in [*page.links, *page.loads]:
             assert not re.match(r"[a-z]+:|//", target), f"{path.name} -> {target}"
@@ -104,13 +104,13 @@ def test_every_figure_has_its_notebook_its_data_and_its_claims(site):
         assert f"notebooks/11_bandwidth.html#11_bandwidth-{key}" in gallery.links
         assert f"figures/11_bandwidth/{key}.csv" in gallery.links
     assert "data/11_bandwidth/headline.csv" in gallery.links
-    assert {"index.html#claim-m1", "index.html#claim-wrong", "index.html#claim-later"} <= set(gallery.links)
-    assert "gallery.html#11_bandwidth-headline" in Page(site / "index.html").links
+    assert {"claims.html#claim-m1", "claims.html#claim-wrong", "claims.html#claim-later"} <= set(gallery.links)
+    assert "gallery.html#11_bandwidth-headline" in Page(site / "claims.html").links
     assert all(image["alt"].strip() for page in pages(site).values() for image in page.images)
 
 
 def test_verdicts_are_words_and_claims_are_text(site):
-    text = (site / "index.html").read_text()
+    text = (site / "claims.html").read_text()
     for word in ("reproduced", "contradicted", "within deviation", "not measured here", "expected: reproduced"):
         assert word in text
     assert "<script>alert(1)" not in text and "&lt;script&gt;alert(1)" in text
@@ -192,3 +192,10 @@ def test_a_browser_without_a_network_shows_it(site):
         assert not page.locator("nav").is_visible()
         chromium.close()
     assert troubles == []
+
+
+def test_without_a_browser_the_report_is_written_all_the_same(site, monkeypatch, tmp_path):
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    index = report.build("smoke", site.parents[1], CLAIMS)
+    assert index.is_file() and provenance.chromium() == (None, None)
+    assert {path.name for path in index.parent.glob("*.html")} == {f"{name}.html" for name in report._PAGES}

@@ -27,6 +27,10 @@ fidelity_tokens: 0
 fidelity_passages: 1
 fidelity_needle_tokens: 1024
 fidelity_needles: 0
+runtime_tokens: [8192]
+runtime_models: 1
+runtime_layers: 2
+runtime_rounds: 0
 """
 
 

@@ -319,6 +319,35 @@ def test_topk_of_any_number_of_axes_and_kind(impl):
     assert (spread[0] == 11).any(-1).all() and (spread[1] == 12).any(-1).all()
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_lists_of_a_width_of_their_own_with_a_count_for_each(data):
+    """What a GPU's step takes: as many as each row's count, and no more than there are slots, the first ones."""
+    shape = data.draw(hnp.array_shapes(min_dims=2, max_dims=2, max_side=30))
+    scores = data.draw(hnp.arrays(np.float32, shape, elements=SCORES))
+    forced = data.draw(hnp.arrays(bool, shape))
+    slots = data.draw(st.integers(0, shape[1] + 3))
+    counts = data.draw(st.lists(st.integers(0, shape[1] + 3), min_size=shape[0], max_size=shape[0]))
+    chosen = ops.topk(torch.from_numpy(scores), torch.tensor(counts), torch.from_numpy(forced), impl="reference",
+                      slots=slots)
+    assert chosen.shape == (shape[0], slots) and chosen.dtype == torch.int32
+    for row, one, count, must in zip(chosen, scores, counts, forced, strict=True):
+        want = topk_by_sorting(one, min(count, slots), must)[:slots]  # a list cannot hold more than its slots
+        assert row.tolist() == [*want, *[-1] * (slots - len(want))]
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_scores_for_so_many_blocks(impl):
+    """More than the longest sequence has: the rest is -inf; fewer: the first ones."""
+    q, keys, length = drawn(2, 8, 64), drawn(2, 2, 20, 64), torch.tensor([200, 100])
+    whole = ops.infllm_scores(q, keys, length, impl=impl)
+    wide = ops.infllm_scores(q, keys, length, blocks=7, impl=impl)
+    assert whole.shape[2] == 4 and wide.shape[2] == 7
+    torch.testing.assert_close(wide[..., :4], whole)
+    assert torch.isneginf(wide[..., 4:]).all()
+    torch.testing.assert_close(ops.infllm_scores(q, keys, length, blocks=2, impl=impl), whole[..., :2])
+
+
 # --- the doorway
 
 Q, LOW = torch.zeros(2, 8, 64), torch.zeros(2, 2, 5, 64)
@@ -335,6 +364,9 @@ Q, LOW = torch.zeros(2, 8, 64), torch.zeros(2, 2, 5, 64)
     (lambda: ops.quest_scores(Q, LOW, LOW, torch.tensor([1.0, 1.0])), "pages is float32 [2]; allowed: int32"),
     (lambda: ops.quest_scores(Q.long(), LOW, LOW), "allowed: floating-point numbers"),
     (lambda: ops.quest_scores(Q.double(), LOW, LOW), "impl is 'cpu'; quest_scores was given torch.float64"),
+    (lambda: ops.topk(LOW, 1, slots=3), "slots is 3 with impl 'cpu'; allowed with 'reference'"),
+    (lambda: ops.topk(LOW, 1, slots=-1, impl="reference"), "slots is -1 with impl 'reference'; allowed"),
+    (lambda: ops.topk(LOW, torch.tensor([1, 1])[:, None], impl="reference"), "slots is None with impl 'reference'"),
     (lambda: ops.topk(LOW, 1, impl="triton"), "impl is 'triton'; topk has no Triton kernel"),
     (lambda: ops.quest_scores(Q, LOW, LOW, impl="cuda"), "impl is 'cuda'; allowed: reference, cpu"),
     (lambda: ops.infllm_scores(Q, LOW, torch.tensor([1])), "length is int64 [1]; allowed: int32 or int64 [2]"),

@@ -96,6 +96,15 @@ def test_published_numbers_say_where_they_stand():
     assert stage_times.names() == sorted(FILES)
 
 
+def test_times_of_kernels_and_of_whole_steps_are_no_stage_times(tmp_path, monkeypatch):
+    """They lie beside them, in columns of their own."""
+    (tmp_path / "stage_times").mkdir()
+    for name in ("kernels_h100", "steps_h100", "h100"):
+        (tmp_path / "stage_times" / f"{name}.csv").write_text("origin\nmeasured\n")
+    monkeypatch.setattr(paths, "data_dir", lambda: tmp_path)
+    assert stage_times.names() == ["h100"]
+
+
 def test_printed_numbers_and_values_are_the_same():
     for row in pd.read_csv(paths.data_dir() / "published" / "prr_speedup.csv", dtype=str).to_dict("records"):
         assert float(row["printed"]) == float(row["speedup_ratio"]) and len(row["printed"].partition(".")[2]) == 2
@@ -174,6 +183,14 @@ def test_what_is_not_timed_is_modelled_and_says_so():
     (lambda f: f.assign(attended_ratio=None), "quest at 4096 tokens, speculation stands there twice"),
     (lambda f: f.drop(columns="stage"), "no column 'stage'; needed: device, model"),
     (lambda f: f.assign(context_tokens=0), "context_tokens is 0; allowed: numbers of at least 1"),
+    (lambda f: f[~((f["stage"] == "speculation") & (f["context_tokens"] == 8192))],
+     r"quest at 8192 tokens has no stage speculation of 0.5 \|A\|, which it has at others"),
+    (lambda f: f[~((f["attended_ratio"] == 2) & (f["context_tokens"] == 16384))],
+     r"quest at 16384 tokens has no stage speculation of 2 \|A\|, which it has at others"),
+    (lambda f: f[~((f["stage"] == "repair") & (f["method"] == "infllm"))],
+     "infllm at 4096 tokens has no stage repair, which other methods have"),
+    (lambda f: f[~((f["stage"] == "qkv") & (f["context_tokens"] == 4096) & (f["method"] == "quest"))],
+     "quest at 4096 tokens has no stage qkv, which it has at others"),
     (lambda f: f.iloc[:0], "no rows")])
 def test_rows_that_are_refused(tmp_path, spoil, says):
     bad = spoil(rows())

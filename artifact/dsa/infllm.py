@@ -70,34 +70,57 @@ class InfLLM:
             recent[b, :, at % self.size] = k[b, :, at]
         return Compressed(keys, recent, length)
 
+    @property
+    def most_forced(self) -> int:
+        """Blocks that are always attended, at most."""
+        return self.init + self.local + 1
+
+    def room(self, metadata: Compressed, blocks: int) -> Compressed:
+        """`metadata` with room for so many blocks at least, and no less than it has."""
+        more = max(0, (blocks * self.block - self.size) // self.stride + 1 - metadata.keys.shape[2])
+        return metadata._replace(keys=torch.nn.functional.pad(metadata.keys, (0, 0, 0, more))) if more else metadata
+
     def append(self, metadata: Compressed, k_new) -> Compressed:
-        """Metadata after the keys k_new [B, G, t, D]. It may share memory with `metadata`, which is used up."""
+        """Metadata after the keys k_new [B, G, t, D]. It may share memory with `metadata`, which is used up.
+
+        A length on a GPU is not looked at: there must be `room`, and then it is written where it lies.
+        """
+        if metadata.length.device.type == "cpu":
+            held = metadata.keys.shape[2]
+            needed = (int(metadata.length.max()) + k_new.shape[2] - self.size) // self.stride + 1
+            if needed > held:
+                more = max(needed - held, held // 8)
+                metadata = metadata._replace(keys=torch.nn.functional.pad(metadata.keys, (0, 0, 0, more)))
         keys, recent, length = metadata
-        needed = max(0, (int(length.max()) + k_new.shape[2] - self.size) // self.stride + 1)
-        if needed > keys.shape[2]:
-            keys = torch.nn.functional.pad(keys, (0, 0, 0, max(needed - keys.shape[2], keys.shape[2] // 8)))
-        rows = torch.arange(keys.shape[0])
+        rows = torch.arange(recent.shape[0], device=length.device)
+        slots = torch.arange(self.size, device=length.device)
         for token in k_new.unbind(2):
             recent[rows, :, length % self.size] = token
             length = length + 1
-            for b in rows[(length >= self.size) & ((length - self.size) % self.stride == 0)].tolist():
-                window = (int(length[b]) + torch.arange(self.size)) % self.size  # oldest first
-                mean = recent[b, :, window].mean(1, dtype=_wide(keys)).to(keys.dtype)
-                keys[b, :, (int(length[b]) - self.size) // self.stride] = mean
+            if not keys.shape[2]:
+                continue
+            complete = (length >= self.size) & ((length - self.size) % self.stride == 0)
+            window = recent[rows[:, None], :, (length[:, None] + slots) % self.size]  # [B, size, G, D], oldest first
+            mean = window.mean(1, dtype=_wide(keys)).to(keys.dtype)
+            at = ((length - self.size) // self.stride).clamp(0, keys.shape[2] - 1)
+            keys[rows, :, at] = torch.where(complete[:, None, None], mean, keys[rows, :, at])
         return Compressed(keys, recent, length)
 
-    def score(self, q, metadata: Compressed, *, impl="cpu"):
-        """q [B, H, D] -> scores float32 [B, G, N], N the blocks of the longest sequence; -inf where nothing is known.
+    def score(self, q, metadata: Compressed, *, impl="cpu", blocks=None):
+        """q [B, H, D] -> scores float32 [B, G, N], N = `blocks` or those of the longest sequence; -inf where nothing is
+        known.
 
         Blocks that no complete window overlaps have no score: at most the last one, which is forced.
         """
         return ops.infllm_scores(q, metadata.keys, metadata.length, size=self.size, stride=self.stride,
-                                 block=self.block, impl=impl)
+                                 block=self.block, blocks=blocks, impl=impl)
 
-    def forced(self, length):
-        """length int [B] -> bool [B, N]: the first blocks, the current one and the `local` ones before it."""
+    def forced(self, length, blocks=None):
+        """length int [B] -> bool [B, N]: the first blocks, the current one and the `local` ones before it; N as in
+        `score`."""
         length = torch.as_tensor(length)[:, None]
-        block, current = torch.arange(-(-int(length.max()) // self.block)), (length - 1) // self.block
+        blocks = -(-int(length.max()) // self.block) if blocks is None else blocks
+        block, current = torch.arange(blocks, device=length.device), (length - 1) // self.block
         return ((block < self.init) | (block >= current - self.local)) & (block <= current)
 
     def dense(self, layer, length):

@@ -61,14 +61,27 @@ class Quest:
         paged = paged.reshape(batch, kv_heads, pages, self.page, dim)
         return Bounds(paged.masked_fill(past, math.inf).amin(3), paged.masked_fill(past, -math.inf).amax(3), length)
 
+    @property
+    def most_forced(self) -> int:
+        """Pages that are always attended, at most."""
+        return 1
+
+    def room(self, metadata: Bounds, pages: int) -> Bounds:
+        """`metadata` with room for so many pages at least, and no less than it has."""
+        more = max(0, pages - metadata.low.shape[2])
+        return metadata._replace(**{name: torch.nn.functional.pad(getattr(metadata, name), (0, 0, 0, more))
+                                    for name in ("low", "high")}) if more else metadata
+
     def append(self, metadata: Bounds, k_new) -> Bounds:
-        """Bounds after the keys k_new [B, G, t, D]. They may share memory with `metadata`, which is used up."""
-        low, high, length = metadata.low, metadata.high, metadata.length
-        needed = -(-int(length.max() + k_new.shape[2]) // self.page)
-        if needed > low.shape[2]:
-            more = max(needed - low.shape[2], low.shape[2] // 8)
-            low, high = (torch.nn.functional.pad(old, (0, 0, 0, more)) for old in (low, high))
-        rows = torch.arange(low.shape[0])
+        """Bounds after the keys k_new [B, G, t, D]. They may share memory with `metadata`, which is used up.
+
+        A length on a GPU is not looked at: there must be `room`, and then the bounds are written where they lie.
+        """
+        if metadata.length.device.type == "cpu":
+            pages, needed = metadata.low.shape[2], -(-int(metadata.length.max() + k_new.shape[2]) // self.page)
+            metadata = self.room(metadata, needed if needed <= pages else max(needed, pages + pages // 8))
+        low, high, length = metadata
+        rows = torch.arange(low.shape[0], device=length.device)
         for token in k_new.unbind(2):
             page, first = length // self.page, (length % self.page == 0)[:, None, None]
             low[rows, :, page] = torch.where(first, token, torch.minimum(low[rows, :, page], token))
@@ -76,16 +89,18 @@ class Quest:
             length = length + 1
         return Bounds(low, high, length)
 
-    def score(self, q, metadata: Bounds, *, impl="cpu"):
-        """q [B, H, D] -> scores float32 [B, G, N], N the pages of the longest sequence; -inf past a sequence's end."""
+    def score(self, q, metadata: Bounds, *, impl="cpu", blocks=None):
+        """q [B, H, D] -> scores float32 [B, G, N], N = `blocks` or the pages of the longest sequence; -inf past a
+        sequence's end."""
         pages = -(-metadata.length // self.page)
         scores = ops.quest_scores(q, metadata.low, metadata.high, pages, group=self.group, impl=impl)
-        return scores[:, :, :int(pages.max())]
+        return scores[:, :, :int(pages.max()) if blocks is None else blocks]
 
-    def forced(self, length):
-        """length int [B] -> bool [B, N]: the page of the newest token, always attended."""
+    def forced(self, length, blocks=None):
+        """length int [B] -> bool [B, N]: the page of the newest token, always attended; N as in `score`."""
         length = torch.as_tensor(length)
-        return torch.arange(-(-int(length.max()) // self.page)) == (length[:, None] - 1) // self.page
+        blocks = -(-int(length.max()) // self.page) if blocks is None else blocks
+        return torch.arange(blocks, device=length.device) == (length[:, None] - 1) // self.page
 
     def dense(self, layer, length):
         """length int [B] -> bool [B]: whether the layer attends to everything: an early one, or the budget suffices."""

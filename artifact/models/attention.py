@@ -9,6 +9,7 @@ Any model with grouped-query heads, transformers' attention interface and full a
 
 from collections.abc import Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from artifact import ops
 from artifact.ops import PagedKV
-from artifact.prr import decode
+from artifact.prr import decode, overlap
 from artifact.prr.decode import Happened, Plan
 from artifact.prr.predictor import Theta
 
@@ -93,13 +94,16 @@ def score(model, ids: Sequence[int], prompt_tokens: int, plan: Plan | Sequence[P
     return Scored(np.concatenate(nll), own.happened(), own.error(), own.theta())
 
 
-def generate(model, ids: Sequence[int], plan: Plan | Sequence[Plan], steps: int, *,
-             prompt: Prompt | None = None) -> Generated:
-    """The `steps` tokens that the model finds likeliest, one after the other; end tokens are tokens like others."""
+def generate(model, ids: Sequence[int], plan: Plan | Sequence[Plan], steps: int, *, prompt: Prompt | None = None,
+             both: overlap.Both = overlap.in_turn) -> Generated:
+    """The `steps` tokens that the model finds likeliest, one after the other; end tokens are tokens like others.
+
+    both: how each layer's selection and speculation run beside each other, as in `decode.step`.
+    """
     if steps < 1:
         raise ValueError(f"steps is {steps}; allowed: at least 1")
     prompt = _prompt(model, ids, len(ids) + steps, prompt)
-    with torch.inference_mode(), attended(model, plan, len(ids), queries=prompt.queries) as own:
+    with torch.inference_mode(), attended(model, plan, len(ids), queries=prompt.queries, both=both) as own:
         tokens = [int(prompt.logits.argmax())]
         while len(tokens) < steps:
             tokens.append(int(logits(model, tokens[-1:], prompt.cache)[-1].argmax()))
@@ -108,17 +112,17 @@ def generate(model, ids: Sequence[int], plan: Plan | Sequence[Plan], steps: int,
 
 @contextmanager
 def attended(model, plan: Plan | Sequence[Plan], prompt_tokens: int, *, queries: dict[int, torch.Tensor] | None = None,
-             rows: int = ROWS, errors: bool = False):
+             rows: int = ROWS, errors: bool = False, both: overlap.Both = overlap.in_turn):
     """Within, the model's layers decode as `plan` says, one for all or one for each; gives a `Decoding`.
 
     The first `prompt_tokens` positions are the prompt. queries: those of its last rows by layer, when it is in the
-    cache already; else the last `rows` are kept as they pass.
+    cache already; else the last `rows` are kept as they pass. both: of `decode.step`, for tokens that come one by one.
     """
     count = model.config.get_text_config().num_hidden_layers
     plans = [plan] * count if isinstance(plan, Plan) else list(plan)
     if len(plans) != count:
         raise ValueError(f"plan has {len(plans)} layers; allowed: one plan, or one for each of the model's {count}")
-    own = Decoding(plans, prompt_tokens, rows, errors, queries)
+    own = Decoding(plans, prompt_tokens, rows, errors, queries, both)
     with replaced(model, own):
         yield own
 
@@ -126,7 +130,8 @@ def attended(model, plan: Plan | Sequence[Plan], prompt_tokens: int, *, queries:
 class Decoding:
     """An attention function: a prompt's rows densely, later ones as their layer's plan says. Keeps what happened."""
 
-    def __init__(self, plans, prompt_tokens, rows, errors, queries):
+    def __init__(self, plans, prompt_tokens, rows, errors, queries, both=overlap.in_turn):
+        self.both = both
         self.plans, self.prompt_tokens, self.rows, self.errors = plans, prompt_tokens, rows, errors
         self.given, self.queries = queries, {}
         self._states, self._happened, self._errors = {}, {}, {}
@@ -145,7 +150,7 @@ class Decoding:
         kv = _paged(key, value, plan.method.block, first)
         if layer not in self._states:
             self._begin(layer, key[:, :, :first])
-        walk = decode.step if len(q) == 1 else decode.steps
+        walk = partial(decode.step, both=self.both) if len(q) == 1 else decode.steps
         out, self._states[layer], happened = walk(self.plans[layer], q, kv, self._states[layer], layer)
         self._happened.setdefault(layer, []).append(happened)
         if self.errors:

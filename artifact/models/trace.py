@@ -138,11 +138,11 @@ class Trace:
         low, high, mean = (half.reshape(half.shape[0], count, folded, half.shape[2]) for half in whole)
         return low.min(2), high.max(2), mean.mean(2)
 
-    def scores(self, method, layer: int, part: str = "decode") -> np.ndarray:
+    def scores(self, method, layer: int, part: str = "decode", *, impl: str = "cpu") -> np.ndarray:
         """fp32 [rows, G, N]: what `method` scores the layer's blocks with at each row, -inf where one is not complete.
 
         `method`: a Quest or an InfLLM of artifact.dsa, with pages, blocks and strides that 16-token pages make up. N:
-        its complete blocks of the final sequence.
+        its complete blocks of the final sequence. `impl`: of the operators.
         """
         import torch
 
@@ -161,7 +161,7 @@ class Trace:
             block = method.page
             low, high, _ = (torch.from_numpy(each)[None] for each in self.pages(layer, block))
             metadata = Bounds(low, high, torch.from_numpy(length // block * block))
-        found = method.score(torch.from_numpy(self.queries(layer, part)), metadata).numpy()
+        found = method.score(torch.from_numpy(self.queries(layer, part)), metadata, impl=impl).numpy()
         out = np.full((*found.shape[:2], (self.tokens + self.steps) // block), -np.inf, np.float32)
         known = min(found.shape[2], out.shape[2])
         out[..., :known] = found[..., :known]

@@ -63,27 +63,30 @@ class Device(NamedTuple):
     queue: np.ndarray  # int64 [C, QUEUE]: trace positions
     queued: np.ndarray  # int64 [C]
     counts: np.ndarray  # int64 [C, commands and LAST]
+    apart: bool  # only the banks in a command's own address keep its times: see the quirks
 
 
-def device(mode, channels=1):
+def device(mode, channels=1, apart=False):
     """An idle `Device` of so many channels in one mode."""
     shape = (channels, len(timing.LEVELS), 64, SFM)
     return Device(
         np.full(shape, -NEVER), np.full((channels, timing.UNITS[mode]), -1), np.zeros(channels, dtype=np.bool_),
         np.zeros(channels, dtype=np.int64), np.zeros((channels, QUEUE), dtype=np.int64),
-        np.zeros(channels, dtype=np.int64), np.zeros((channels, LAST + 1), dtype=np.int64),
+        np.zeros(channels, dtype=np.int64), np.zeros((channels, LAST + 1), dtype=np.int64), apart,
     )  # fmt: skip
 
 
 @compiled
-def _node(level, bank, unit):
+def _node(level, bank, unit, apart):
     if level == 0:
         return 0
     if level == 1:
         return bank >> 5
     if level == 2:
         return bank >> 4
-    return bank >> 2 if level == 3 else unit
+    if level == 3:
+        return bank >> 2
+    return bank if level == 4 and apart else unit
 
 
 @compiled
@@ -92,7 +95,7 @@ def ready_at(dev, c, command, bank, unit, both):
     ready = dev.ready[c]
     earliest = ready[0, 0, command]
     for level in range(1, ready.shape[0]):
-        earliest = max(earliest, ready[level, _node(level, bank, unit), command])
+        earliest = max(earliest, ready[level, _node(level, bank, unit, dev.apart), command])
     if both and command == ACT:
         earliest = max(earliest, ready[1, 1 - (bank >> 5), command])
     return earliest
@@ -107,12 +110,12 @@ def issue(dev, c, command, bank, unit, cycle, rules):
         if rules[i, 0] != command:
             continue
         level, after, free = rules[i, 1], rules[i, 2], cycle + rules[i, 3]
-        if level == 5:
-            node = (unit >> 4) << 2 | unit & 3
+        if level == 6:
+            node = (bank >> 5) << 4 | (unit >> 4) << 2 | unit & 3
         else:
-            node = _node(level, bank, unit)
+            node = _node(level, bank, unit, dev.apart)
         ready[level, node, after] = max(ready[level, node, after], free)
-        if not alone and 1 <= level <= 3:  # banks of both pseudo-channels obey
+        if not (alone or dev.apart) and 1 <= level <= 3:  # banks of both pseudo-channels obey
             node ^= 1 if level == 1 else 2 if level == 2 else 8
             ready[level, node, after] = max(ready[level, node, after], free)
 
@@ -306,7 +309,8 @@ def simulate(trace, preset, *, refresh=True, quirks=True, form=None):
         if trace.mode == "AB" and preset.hits_first and (not refresh or keys.size == 1 and on >= _FAST_AB):
             return _outcome(trace, *runs.served(trace.row, preset, refresh=refresh))
         units = keys & (3 if trace.mode == "SB" else 31)
-        if trace.mode != "AB" and on >= set(timing.QUIRKS) and np.unique(units).size == keys.size:
+        alone = np.unique(units).size == keys.size and (trace.mode == "SB" or keys.max() < 32)
+        if trace.mode != "AB" and on >= set(timing.QUIRKS) and alone:
             return _outcome(trace, *lanes.served(trace, preset, refresh=refresh))
     return events(trace, preset, refresh=refresh, quirks=on)[0]
 
@@ -318,7 +322,8 @@ def events(trace, preset, *, refresh=True, quirks=True, log=0):
     """
     on, mode = timing.enabled(quirks), timing.MODES.index(trace.mode)
     channels = int(trace.channel.max()) + 1
-    dev, kept = device(trace.mode, channels), np.zeros((log if channels == 1 else 0, 3), dtype=np.int64)
+    dev = device(trace.mode, channels, "times_one_pseudochannel" in on)
+    kept = np.zeros((log if channels == 1 else 0, 3), dtype=np.int64)
     cycles = _run(
         dev, mode, trace.op, trace.bank, trace.row, trace.channel, timing.rules(preset, trace.mode, on),
         preset.nREFI if refresh else NEVER, "activate_checks_one_pseudochannel" not in on,

@@ -153,7 +153,7 @@ def _serve(same, lane, row, later, beside, oldest, half, nrcd, nrp, nras, nrc, n
 def served(trace, preset, *, refresh=True):
     """Last cycle, activations and REFabs of a `controller.Trace` of MACs in mode SB or PB.
 
-    Every set of banks must have one bank address: `controller.simulate` sees to that.
+    Every set of banks must have one bank address, in mode PB of pseudo-channel 0: `controller.simulate` sees to that.
     """
     same = trace.mode == "SB"
     lane = (trace.bank & (3 if same else 31)).astype(np.int8)

@@ -102,6 +102,9 @@ QUIRKS = {
     "precharge_all_skips_banks": "PREA before a refresh waits neither nRAS nor nRTPL in modes SB and PB",
     "misplaced_read_to_precharge": (
         "MACPB holds up the precharge of a wrong bank as well: PIMPerBankActions is off by one level"),
+    "times_one_pseudochannel": (
+        "a command that acts on banks of both pseudo-channels holds up what is addressed as it is, and not what "
+        "reaches the same banks by another address"),
 }
 
 
@@ -120,7 +123,8 @@ class Constraint(NamedTuple):
     when: bool = True
 
 
-LEVELS = ("channel", "pseudochannel", "rank", "bankgroup", "bank", "misplaced")
+# unit: the banks that one MAC reads, however they are addressed
+LEVELS = ("channel", "pseudochannel", "rank", "bankgroup", "bank", "unit", "misplaced")
 _PIM = _FILE + ", populate_timingcons, PIM-MAC-"
 _AB, _SB, _PB = _PIM + "All-Bank", _PIM + "Same-Bank", _PIM + "Per-Bank"
 _MOVE = _FILE + ", populate_timingcons, Data Movement: WRGB, MVSB and MVGB among each other"
@@ -152,7 +156,7 @@ CONSTRAINTS = (
     Constraint("bank", "ACTSB", "ACTSB", "nRC", _SB),
     Constraint("bank", "ACTSB", "MACSB", "nRCD", _SB),
     Constraint("bank", "ACTSB", "PRESB", "nRAS", _SB),
-    Constraint("bank", "MACSB", "PRESB", "nRTPL", _SB),
+    Constraint("unit", "MACSB", "PRESB", "nRTPL", _SB + "; to all of them by PIMSameBankActions"),
     Constraint("bank", "PRESB", "ACTSB", "nRP", _SB),
     Constraint("pseudochannel", "REFab", "ACTSB", "nRFC", _SB),
     Constraint("pseudochannel", "ACTSB", "REFab", "nRC", _SB, _SKIPS, False),

@@ -23,7 +23,7 @@ import numpy as np
 
 from artifact.compiled import compiled
 from artifact.prr import predictor, threshold
-from artifact.prr.predictor import Theta
+from artifact.prr.predictor import Theta, predicted_count
 
 ALPHAS = (0.2, 0.4, 0.6, 0.8)
 BETAS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -115,11 +115,6 @@ def shares(weight: np.ndarray, target: np.ndarray) -> np.ndarray:
     parts = np.where(target, weight, 0)
     parts = np.where(parts.sum(-1, keepdims=True) > 0, parts, target)
     return parts / np.maximum(parts.sum(-1, keepdims=True), np.finfo(float).tiny)
-
-
-def predicted_count(budget: int, ratio: float) -> int:
-    """|P| = the largest whole number of blocks within `ratio` * `budget` (Eq. 1)."""
-    return int(budget * ratio + 1e-9)
 
 
 def _checked(scores, budget, ratio, rows, skip, weights):

@@ -18,7 +18,9 @@ What the paper leaves open: forced blocks (the current one among them) are in P 
 predictor and its budget; so are newborn blocks, selectable for the first time, in P. A row that selects nothing (a
 dense layer, a short sequence) attends to everything at once, P = A, and shows the predictor no scores.
 
-`select` and `speculate` need nothing of each other. State in, state out; the one given is used up.
+`select` and `speculate` need nothing of each other, nor does attention over what was speculated on need the selection:
+`step` runs both beside each other where its `both` can (`artifact.prr.overlap`), and in turn otherwise, to the same
+bits. State in, state out; the one given is used up.
 """
 
 from collections.abc import Sequence
@@ -31,7 +33,7 @@ from artifact import ops
 from artifact.dsa.infllm import InfLLM
 from artifact.dsa.quest import Quest
 from artifact.ops import PagedKV, Partial
-from artifact.prr import calibration, predictor
+from artifact.prr import overlap, predictor
 from artifact.prr.predictor import EmaState, Theta
 
 MODES = ("dense", "dsa", "reuse", "repair", "prr")
@@ -117,6 +119,8 @@ def prefill_scores(plan: Plan, q, state: State, layer: int) -> torch.Tensor:
 
 def calibrated(plan: Plan, scores, length, layer: int) -> Plan:
     """`plan` with the theta that `scores` [R, G, N], of a prefill of `length` tokens, call for."""
+    from artifact.prr import calibration  # it needs Numba, which a step on a GPU does without
+
     if bool(plan.method.dense(layer, length)):
         return replace(plan, theta=Theta(*(axis[0] for axis in calibration.AXES)))
     picks = plan.method.budget_blocks - int(plan.method.forced([length]).sum())
@@ -136,21 +140,31 @@ def warm(plan: Plan, state: State, scores, layer: int) -> State:
     return State(state.metadata, ema, last)
 
 
-def step(plan: Plan, q, kv: PagedKV, state: State, layer: int) -> tuple[torch.Tensor, State, Happened]:
+def step(plan: Plan, q, kv: PagedKV, state: State, layer: int,
+         both: overlap.Both = overlap.in_turn) -> tuple[torch.Tensor, State, Happened]:
     """One token of each sequence: q [B, H, D], its key and value already in the cache.
 
+    both: how selection and what is predicted run, and then repair and the predictor's update; any gives the same bits.
     -> attention fp32 [B, H, D], the next step's state, what happened.
     ValueError when the cache is not one token longer than the state, or its blocks are not the method's.
     """
     if plan.mode == "dense":
         return _dense(plan, q, kv, state)
-    _check(plan, kv, state.metadata.length + 1)
-    metadata = plan.method.append(state.metadata, _newest(kv).unsqueeze(2))
-    predicted = speculate(plan, state, metadata.length, layer)
-    scores, selected = select(plan, q, metadata, layer)
-    ema = None if state.ema is None else _updated(plan, state.ema, scores)
-    _, certain, dense = _rules(plan, metadata.length, layer, q.device)
-    out = _attended(plan, q, kv, predicted, selected, certain)
+    length = state.metadata.length + 1
+    _check(plan, kv, length)
+    _, certain, dense = _rules(plan, length, layer, q.device)
+
+    def selecting():
+        metadata = plan.method.append(state.metadata, newest(kv).unsqueeze(2))
+        return metadata, *select(plan, q, metadata, layer)
+
+    def speculating():
+        predicted = speculate(plan, state, length, layer)
+        return predicted, _begun(plan, q, kv, predicted, certain)
+
+    (metadata, scores, selected), (predicted, begun) = both(selecting, speculating)
+    out, ema = both(lambda: _ended(plan, q, kv, begun, predicted, selected),
+                    lambda: None if state.ema is None else _updated(plan, state.ema, scores))
     return (out, State(metadata, ema, None if state.last is None else selected),
             _happened(predicted, selected, certain, dense))
 
@@ -174,7 +188,7 @@ def steps(plan: Plan, q, kv: PagedKV, state: State, layer: int) -> tuple[torch.T
         past = torch.arange(kv.page_table.shape[1]) * kv.k.shape[2] >= length[:, None]
         if not (past | (kv.page_table == kv.page_table[-1:])).all():
             raise ValueError("page_table has rows with different pages; allowed: the pages of one sequence")
-    metadata = plan.method.append(state.metadata, _newest(kv).transpose(0, 1).unsqueeze(0))
+    metadata = plan.method.append(state.metadata, newest(kv).transpose(0, 1).unsqueeze(0))
     rows = metadata._replace(length=length)
     scores, selected = select(plan, q, rows, layer)
     ema, last, before, earlier = state.ema, state.last, None, None
@@ -245,7 +259,7 @@ def _predicted_counts(plan, length):
                          "sequences")
     rows = {}
     for row, (budget, share) in enumerate(zip(picks, given.expand(len(picks)).tolist(), strict=True)):
-        rows.setdefault(calibration.predicted_count(budget, share), []).append(row)
+        rows.setdefault(predictor.predicted_count(budget, share), []).append(row)
     return rows
 
 
@@ -254,38 +268,56 @@ def _picked(plan, scores, certain):
     return _marked(ops.topk(scores, plan.method.budget_blocks, certain, impl=_chooser(plan)), scores.shape[-1])
 
 
+class _Begun(NamedTuple):
+    """Attention to P, before A is known: one state, or of "exact" that of what is certain and of each other block."""
+
+    whole: Partial
+    parts: Partial | None = None  # [S, ...]: over the blocks of `singles`, int32 [B, G, S]
+    singles: torch.Tensor | None = None
+
+
 def _attended(plan, q, kv, predicted, selected, certain):
-    """Attention fp32 [B, H, D] to what mode and fidelity make of P and A."""
-    if plan.mode == "dsa":
-        return ops.attend(q, kv, _listed(plan, selected), impl=plan.impl).out
-    missed = selected & ~predicted
+    """Attention fp32 [B, H, D] to what mode and fidelity make of P and A; a few rows at a time where each block of P
+    has a state of its own."""
+    at_once = len(q)
     if plan.fidelity == "exact" and plan.mode != "reuse":
-        return _exact(plan, q, kv, predicted, selected, certain)
-    state = ops.attend(q, kv, _listed(plan, predicted), impl=plan.impl)
-    if plan.mode != "reuse":
-        return ops.repair(state, q, kv, _listed(plan, missed), impl=plan.impl).out
-    if plan.fidelity == "exact":
-        rows = (predicted != selected).flatten(1).any(-1).nonzero()[:, 0]
-        anew = ops.attend(q[rows], _rows(kv, rows), _listed(plan, selected[rows]), impl=plan.impl)
-        state.out[rows] = anew.out
-    return state.out
-
-
-def _exact(plan, q, kv, predicted, selected, certain):
-    """Attention to A by way of P: what is certain as a whole, each other block alone, for only some will count."""
-    known, guessed = certain & predicted, predicted & ~certain
-    singles = _listed(plan, guessed)
-    at_once = max(1, _PARTS // max(1, singles.shape[2] * q.shape[1] * q.shape[2]))
+        most = int((predicted & ~certain).sum(-1).max())
+        at_once = max(1, _PARTS // max(1, most * q.shape[1] * q.shape[2]))
     outs = []
     for rows in torch.arange(len(q), device=q.device).split(at_once):
-        some, cache, listed = q[rows], _rows(kv, rows), singles[rows]
-        keep = selected[rows].gather(2, listed.clamp(min=0).long()) & (listed >= 0)
-        whole = ops.attend(some, cache, _listed(plan, known[rows]), impl=plan.impl)
-        parts = ops.attend_groups(some, cache, listed, 1, impl=plan.impl)
-        merged = ops.merge(parts, keep.permute(2, 0, 1).contiguous(), impl=plan.impl)
-        state = ops.merge(Partial(*(torch.stack(both) for both in zip(whole, merged, strict=True))), impl=plan.impl)
-        outs.append(ops.repair(state, some, cache, _listed(plan, (selected & ~predicted)[rows]), impl=plan.impl).out)
+        some, cache, guess = (q, kv, predicted) if at_once >= len(q) else (q[rows], _rows(kv, rows), predicted[rows])
+        begun = _begun(plan, some, cache, guess, certain[rows])
+        outs.append(_ended(plan, some, cache, begun, guess, selected[rows]))
     return torch.cat(outs)
+
+
+def _begun(plan, q, kv, predicted, certain):
+    """The `_Begun` of P; None where nothing is predicted."""
+    if plan.mode == "dsa":
+        return None
+    if plan.fidelity == "union" or plan.mode == "reuse":
+        return _Begun(ops.attend(q, kv, _listed(plan, predicted), impl=plan.impl))
+    singles = _listed(plan, predicted & ~certain)
+    return _Begun(ops.attend(q, kv, _listed(plan, predicted & certain), impl=plan.impl),
+                  ops.attend_groups(q, kv, singles, 1, impl=plan.impl), singles)
+
+
+def _ended(plan, q, kv, begun, predicted, selected):
+    """Attention fp32 [B, H, D], what was begun with P being brought to its end with A."""
+    if begun is None:
+        return ops.attend(q, kv, _listed(plan, selected), impl=plan.impl).out
+    if plan.mode == "reuse":
+        if plan.fidelity == "exact":
+            rows = (predicted != selected).flatten(1).any(-1).nonzero()[:, 0]
+            anew = ops.attend(q[rows], _rows(kv, rows), _listed(plan, selected[rows]), impl=plan.impl)
+            begun.whole.out[rows] = anew.out
+        return begun.whole.out
+    state = begun.whole
+    if begun.parts is not None:  # of the blocks on their own only those that were selected count
+        keep = selected.gather(2, begun.singles.clamp(min=0).long()) & (begun.singles >= 0)
+        merged = ops.merge(begun.parts, keep.permute(2, 0, 1).contiguous(), impl=plan.impl)
+        state = ops.merge(Partial(*(torch.stack(pair) for pair in zip(state, merged, strict=True))), impl=plan.impl)
+    return ops.repair(state, q, kv, _listed(plan, selected & ~predicted), impl=plan.impl).out
 
 
 def _dense(plan, q, kv, state):
@@ -341,7 +373,7 @@ def _rows(kv, rows):
     return kv._replace(page_table=kv.page_table[rows], length=kv.length[rows])
 
 
-def _newest(kv):
+def newest(kv: PagedKV) -> torch.Tensor:
     """The keys [B, G, D] of the newest tokens."""
     at, size = (kv.length - 1).long(), kv.k.shape[2]
     page = kv.page_table.gather(1, (at // size)[:, None])[:, 0].long()
@@ -356,3 +388,6 @@ def _check(plan, kv, length):
         raise ValueError(f"length is {list(kv.length.shape)}; allowed: {list(length.shape)}, as the state")
     if kv.length.device.type == "cpu" and not torch.equal(kv.length.long(), length):
         raise ValueError(f"length is {kv.length.tolist()}; allowed: {length.tolist()}, one token after the state's")
+    if kv.page_table.shape[1] * plan.method.block < int(length.max()):
+        raise ValueError(f"page_table has {kv.page_table.shape[1]} columns; allowed: at least "
+                         f"{-(-int(length.max()) // plan.method.block)}, one for each block")

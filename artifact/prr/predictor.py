@@ -47,6 +47,11 @@ class Theta(NamedTuple("Theta", [("alpha", float), ("beta", float), ("gamma", fl
         return alpha, np.float32(1) - alpha, beta, np.float32(1) - beta, gamma
 
 
+def predicted_count(budget: int, ratio: float) -> int:
+    """|P| = the largest whole number of blocks within `ratio` * `budget` (Eq. 1)."""
+    return int(budget * ratio + 1e-9)
+
+
 class EmaState(NamedTuple):
     """fp32 [..., G, N] each; level -inf: no score at the last step."""
 

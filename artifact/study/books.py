@@ -16,8 +16,8 @@ from artifact.study import claims, execute, paths, provenance, results
 from artifact.study.scale import Scale
 
 _DECLARED = ("results", "figures", "tables", "needs", "claims")
-_NOT_INPUT = ("results/", "models/", "recorded/full/", "claims.yml")  # of data/: claims count by notebook, below
-_NOT_CODE = ("__main__.py", "report.py")  # they show results and never make them
+_NOT_INPUT = ("results/", "models/", "recorded/full/", "evaluation.yml", "claims.yml")  # claims count by notebook
+_NOT_CODE = ("__main__.py", "report.py", "evaluation.py", "evidence.py", "document.py")  # they only show results
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def _surroundings() -> dict[str, str]:
     package, checkout = Path(artifact.__file__).parent, paths.root()
     code = {path: None for folder in (package, checkout / "kernels" if checkout else package)
             for path in sorted(folder.rglob("*.py")) if path.name not in _NOT_CODE}
-    data = {path.relative_to(checkout / "data").as_posix(): path for path in sorted((checkout / "data").rglob("*"))
-            if path.is_file()} if checkout else {}
+    shipped = paths.data_dir()
+    data = {path.relative_to(shipped).as_posix(): path for path in sorted(shipped.rglob("*")) if path.is_file()}
     data = {name: path for name, path in data.items() if not name.startswith(_NOT_INPUT)}
     installed = provenance.versions()
     return {"code": _digest([[*path.parts[-2:], results.sha256(path)] for path in code]),

@@ -98,13 +98,33 @@ def load(path: Path | None = None) -> list[Claim]:
     entries = scales.read_yaml(path)
     if not isinstance(entries, list):
         raise ValueError(f"{path}: must be a list of claims")
-    claims: list[Claim] = []
+    claims: dict[str, Claim] = {}
     for number, entry in enumerate(entries, 1):
-        name = entry.get("id", f"number {number}") if isinstance(entry, dict) else f"number {number}"
-        claims.append(scales.check(entry, Claim, f"{path}: claim {name}"))
-        if [claim.id for claim in claims].count(name) > 1:
-            raise ValueError(f"{path}: claim {name} stands there twice")
-    return claims
+        for one in _cells(entry, path) if isinstance(entry, dict) and "cells" in entry else [entry]:
+            name = one.get("id", f"number {number}") if isinstance(one, dict) else f"number {number}"
+            if name in claims:
+                raise ValueError(f"{path}: claim {name} stands there twice")
+            claims[name] = scales.check(one, Claim, f"{path}: claim {name}")
+    return list(claims.values())
+
+
+def _cells(entry: dict, path: Path) -> list[dict]:
+    """The claims of an entry with `cells`: its other keys, and of each row of that table the columns that are keys;
+    a row's other columns that are filled say where, in YAML's types."""
+    table = path.parent / "published" / str(entry["cells"])
+    try:
+        rows = pd.read_csv(table, dtype=str, keep_default_na=False).to_dict("records")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cells are {entry['cells']!r}; allowed: a table of data/published: {error}") from None
+    found = []
+    for row in rows:
+        filled = {name: text for name, text in row.items() if text}
+        own = {name: scales.scalar(text) if name == "tolerance" else text for name, text in filled.items()
+               if name in Claim.model_fields}
+        where = {name: scales.scalar(text) for name, text in filled.items() if name not in Claim.model_fields}
+        found.append({"published": None} | {name: value for name, value in entry.items() if name != "cells"}
+                     | own | {"where": entry.get("where", {}) | where})
+    return found
 
 
 def of(notebook: str) -> list[Claim]:

@@ -63,7 +63,7 @@ def per_row(frame: pd.DataFrame) -> go.Figure:
         x, y = worst["commands_per_row_count"], worst["formula_ratio"]
         figure.add_annotation(x=math.log10(x), y=y, text=f"<b>{x:.0f} commands: {y:.2f}</b>", showarrow=False,
                               yshift=18, xshift=-60 if preset == "HBM3_5.2Gbps" else 62,
-                              font={"size": SMALL, "color": colour})
+                              font={"size": SMALL, "color": style.legible(colour)})
     figure.add_hline(y=1, line={"color": INK, "width": 2})
     figure.update_xaxes(title_text="commands per row (count)", type="log", tickvals=[1, 2, 4, 8, 16, 32, 64],
                         range=[-0.05, math.log10(counts[-1]) + 0.05])
@@ -109,7 +109,7 @@ def gains(frame: pd.DataFrame) -> go.Figure:
         if policy == "pim-aware":
             for way, value in cells.items():
                 figure.add_annotation(x=value, y=way, text=f"<b>{value:.2f}</b>", showarrow=False, yshift=20,
-                                      font={"size": SMALL, "color": style.POLICIES[policy].colour})
+                                      font={"size": SMALL, "color": style.legible(style.POLICIES[policy].colour)})
     figure.add_vline(x=1, line={"color": INK, "width": 2})
     most = frame.loc[frame["way"].isin(ways), "gain_mean_ratio"].max()
     figure.update_xaxes(title_text="paged / allocator, mean over sequences (ratio)", range=[0.95, most * 1.06])

@@ -15,7 +15,7 @@ context of 24K and an eighth of one of 48K. Without the weights, or where a scal
 run stand instead, marked `recorded`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ NAME = "07_fidelity"
 TEXTS = ("0", "1")  # of the family text: the constitution and what follows it; Genesis and Exodus
 BLOCK_TOKENS = 64  # of the bootstrap: what neighbouring differences share is gone within so many
 MARGIN_NATS = 1e-3  # below which a difference per token means nothing to a reader
+PROCESSES = 4  # at most so many at once; each holds the weights and a cache, about 1 GB
 ANSWER_TOKENS = 24  # in which a needle's number has to be said
 RATIOS = (0.5, 1.0, 1.5, 2.0)
 BY = ["method", "page_tokens", "budget_frac", "mode", "predicted_ratio"]
@@ -96,14 +97,7 @@ def readings(size: Scale) -> list[Reading]:
     Passages lie one after another in each text, from its beginning on, and take turns between the texts.
     """
     source = _source(size.fidelity_tokens)
-    if source is None:
-        return []
-    found = []
-    with _one_thread():
-        model, tokenizer = weights.load(source), weights.tokenizer(source)
-        for number in range(size.fidelity_passages):
-            found += passage(size, number, model, tokenizer)
-    return found
+    return [] if source is None else _side_by_side(passage, size, source, size.fidelity_passages)
 
 
 def passage(size: Scale, number: int, model, tokenizer) -> list[Reading]:
@@ -230,19 +224,22 @@ def needles(size: Scale) -> pd.DataFrame:
     source = _source(size.fidelity_needles)
     if source is None:
         return _recorded("needles.csv").astype({"prompt": str})
+    rows = _side_by_side(needle, size, source, size.fidelity_needles)
+    return _typed(pd.DataFrame(rows)).assign(origin="measured")
+
+
+def needle(size: Scale, number: int, model, tokenizer) -> list[dict]:
+    """One prompt of `needles` under every plan: its rows."""
     from artifact.models import attention
 
     rows, tokens, family = [], size.fidelity_needle_tokens, "needle-single"
-    with _one_thread():
-        model, tokenizer = weights.load(source), weights.tokenizer(source)
-        for seed in map(str, range(size.fidelity_needles)):
-            built = prompts.build(family, seed, tokens, tokenizer, paths.data_dir() / "prompts")
-            prompt = attention.read(model, built.ids, tokens + ANSWER_TOKENS)
-            for run, plan in _plans(tokens, NEEDLES):
-                said = tokenizer.decode(attention.generate(model, built.ids, plan, ANSWER_TOKENS, prompt=prompt).tokens)
-                rows.append(run | {"family": family, "prompt": seed, "prompt_tokens": tokens,
-                                   "found": built.answer in said})
-    return _typed(pd.DataFrame(rows)).assign(origin="measured")
+    built = prompts.build(family, str(number), tokens, tokenizer, paths.data_dir() / "prompts")
+    prompt = attention.read(model, built.ids, tokens + ANSWER_TOKENS)
+    for run, plan in _plans(tokens, NEEDLES):
+        said = tokenizer.decode(attention.generate(model, built.ids, plan, ANSWER_TOKENS, prompt=prompt).tokens)
+        rows.append(run | {"family": family, "prompt": str(number), "prompt_tokens": tokens,
+                           "found": built.answer in said})
+    return rows
 
 
 def found(frame: pd.DataFrame) -> pd.DataFrame:
@@ -362,6 +359,23 @@ def _difference(name: str, apart: Sequence[np.ndarray], seed: int) -> dict[str, 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     """The settings' columns alike, measured or read."""
     return frame.astype({"page_tokens": "Int64", "predicted_ratio": "float64"})
+
+
+def _side_by_side(job: Callable, size: Scale, source: str, count: int) -> list:
+    """`job(size, number, model, tokenizer)` for numbers 0 to count - 1, a process per core; their lists in order."""
+    from joblib import Parallel, cpu_count, delayed
+
+    workers = min(cpu_count(), PROCESSES, count)
+    shares = [range(first, count, workers) for first in range(workers)]
+    shares = Parallel(n_jobs=workers)(delayed(_share)(job, size, source, numbers) for numbers in shares)
+    return [row for number in range(count) for row in shares[number % workers][number // workers]]
+
+
+def _share(job: Callable, size: Scale, source: str, numbers: Iterable[int]) -> list[list]:
+    """What one process does of `_side_by_side`."""
+    with _one_thread():
+        model, tokenizer = weights.load(source), weights.tokenizer(source)
+        return [job(size, number, model, tokenizer) for number in numbers]
 
 
 @contextmanager

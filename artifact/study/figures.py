@@ -21,6 +21,7 @@ from artifact.study import (
     schematics,
     sensitivity_figures,
     style,
+    walk_figures,
 )
 from artifact.study.style import INK, POLICIES, QUIET, SIZE, SMALL, WASH
 
@@ -33,8 +34,9 @@ STUDY_MAP = "host-cacheline"
 SHAPES = {"mqa-1kv": "1 head", "llama-gqa-8kv": "8 heads", "mha-32kv": "32 heads"}
 _WORDS = ("allocator", "workload", "address_map", "trace", "method", "family", "predictor", "kind", "model",
           "prompt", "profile", "per", "stage", "stream", "way", "baseline", "table", "chosen", "benchmark", "preset",
-          "pattern", "charged", "kernel", "dtype", "target", "triton", "operator", "study", "against", "mode",
-          "text", "sweep", "option", "over", "settled", "admission", "spec_adopt")  # of text; all others are numbers
+           "pattern", "run", "charged", "kernel", "dtype", "target", "triton", "operator", "study", "against", "mode",
+           "holder", "text", "sweep", "option", "over", "settled", "admission",
+           "spec_adopt")  # columns of text; all others that are drawn are numbers
 
 
 class Plot(NamedTuple):
@@ -210,7 +212,7 @@ def gain(frame: pd.DataFrame) -> go.Figure:
             if not math.isnan(values[0]):
                 text = f"<b>{policy}</b>  {values[0]:.2f} → {values[1]:.2f}, cycles {values[2]:.2f}"
                 figure.add_annotation(x=max(values), y=y, xanchor="left", xshift=16, showarrow=False, text=text,
-                                      font={"size": SMALL, "color": look.colour})
+                                      font={"size": SMALL, "color": style.legible(look.colour)})
     figure.add_vline(x=1, line={"color": INK, "width": 2})
     least, most = frame[list(ways)].min(axis=None), frame[list(ways)].max(axis=None)
     width = max(most, 1.2) - min(least, 1)
@@ -471,6 +473,21 @@ FIGURES: dict[str, Plot] = {
         "Dot plot with three panels, adjacency, same region and spread, and a row for each run; paged lies near "
         "random, pim-aware near contiguous.",
         (*_CELL, "requests_count", "block_adjacency_frac", "same_region_frac", "region_spread")),
+    "life": Plot(
+        walk_figures.life, "10_placement", "life.csv",
+        "The same request of the same run under two allocators. Paged puts each block into whatever place was freed "
+        "last; pim-aware fills a region before it claims the next. What is given back is soon another's.",
+        "Two rows of four panels. Above, paged: single marks spread over some thirty regions. Below, pim-aware: five "
+        "regions, each filled from end to end. In the last column all marks are hollow.",
+        ("allocator", "first_step", "last_step", "region", "slot", "step", "until_step", "holder", "order_index",
+         "blocks_per_region")),
+    "fragmentation": Plot(
+        walk_figures.fragmentation, "10_placement", "fragmentation.csv",
+        "What happens to the pool while the engine runs. The free list of paged begins in order and loses it; within "
+        "the run it places as dice do. The region rule keeps every sequence in as few regions as can hold it.",
+        "Three line charts over decode steps: paged climbs from the level of contiguous to that of random in the "
+        "upper two and falls to it in the lowest; pim-aware stays level in all three.",
+        ("allocator", "requests_count", "step", "region_spread", "shared_frac", "m1_row_hit_frac")),
     "headline": Plot(
         headline, "11_bandwidth", "headline.csv",
         "Row hits and effective bandwidth by block size. Small paged blocks lose both; pim-aware keeps both at "
@@ -719,6 +736,14 @@ FIGURES: dict[str, Plot] = {
         "Horizontal bars in four panels with their numbers: all that repair lie close together below the oracle, "
         "serial DSA with the faster kernel about halfway, S1 below one.",
         ("profile", "method", "context_tokens", "baseline", "speedup_ratio", "order_index")),
+    "running": Plot(
+        latency_figures.running, "06_runtime", "running.timing.csv",
+        "PRR's step as it runs on a CPU: selection on one core and attention over the prediction on the other, beside "
+        "its fair rival, sparse attention with both cores on each operator.",
+        "Dot plot with a row for each model's shape and context, Quest and InfLLM-v2: sparse attention on both cores, "
+        "PRR's union and PRR's exact mode, with a line at sparse attention on one thread.",
+        ("model", "method", "context_tokens", "layers_count", "batch_count", "way", "run", "predicted_ratio",
+         "one_ratio")),
     "controller": Plot(
         cycle_figures.agreement, "14_cycle_level", "attacc.csv",
         "The controller and its run-length form give AttAcc's cycles; M1 put into the study's formula does not, "

@@ -6,6 +6,7 @@ the paper's tables, or our recorded traces. Speed-ups are over serial DSA with t
 
 import itertools
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ import pandas as pd
 from artifact.models import registry
 from artifact.prr import budget, timeline
 from artifact.prr.timeline import Contention
-from artifact.study import experiments, printed, stage_times
+from artifact.study import experiments, paths, printed, results, stage_times
 from artifact.study.stage_times import Timed
 
 AT = 131072  # tokens, where one context stands for all
@@ -23,6 +24,8 @@ FIXED = (0.0, 0.5)  # shares of attention's time that the number of blocks does 
 INTENSITY = (1, 2, 4, 8)  # how much further compute outgrows bandwidth, in the authors' projection
 HAMPERED = (0.0, 0.1, 0.25, 0.5, 1.0)
 MOST = 2.0  # |P| / |A| up to which our traces' coverage was counted
+_TABLE8 = {"S1": "S1", "S2": "S2", "S3": "PRR, union"}  # as the ways of `gpu_profile` are called
+_STEPS = ("model", "method", "context_tokens", "way", "predicted_ratio", "coverage_frac", "time_us")
 _PAGES = {"quest": 16, "infllm": 64}  # of the recorded traces
 
 
@@ -293,6 +296,37 @@ def baselines() -> pd.DataFrame:
             rows.append(_row(found, method, context, "serial DSA, budget |A ∪ P|", "paper", larger, 1.0, serial, took))
     whole = pd.DataFrame(rows)
     return whole.assign(order_index=pd.factorize(whole["baseline"])[0], origin="modelled")
+
+
+def gpu_steps(folder: Path | None = None) -> pd.DataFrame:
+    """Whole layers as they ran on a GPU, beside the paper's ablation: S1 to S3 of Table 8, a row per model and method,
+    and every way of the files steps_*.csv of a folder (None: data/stage_times). Speed-ups are over serial DSA or, where
+    that has no time, over DSA with the faster kernel (`against`). ValueError for a file without the columns of one.
+
+    Rows of ours are `measured`, as their file says, and there are none until somebody has run `artifact gpu profile`.
+    chosen: of several files of one model the first. S1 takes this artifact's kernel here, FlashInfer's in the paper.
+    """
+    theirs = printed.averages(printed.speedups(8))
+    rows = [{"model": row.model, "method": row.method, "way": _TABLE8[row.stage], "context_tokens": np.nan,
+             "predicted_ratio": np.nan, "coverage_frac": np.nan, "against": "serial DSA",
+             "speedup_ratio": row.speedup_ratio, "profile": "Table 8", "chosen": True, "origin": "published"}
+            for row in theirs.itertuples()]
+    first: dict[str, str] = {}
+    folder = paths.data_dir() / "stage_times" if folder is None else folder
+    for path in sorted(folder.glob("steps_*.csv")):
+        found = results.read(path)
+        lacking = [column for column in _STEPS if column not in found]
+        if lacking:
+            raise ValueError(f"{path}: no column {lacking[0]!r}; needed: {', '.join(_STEPS)}")
+        for (model, method, context), part in found.groupby(["model", "method", "context_tokens"], sort=False):
+            times = part.set_index("way")["time_us"]
+            against = "serial DSA" if times.get("serial DSA", np.nan) > 0 else "serial DSA, faster kernel"
+            rows += [{"model": model, "method": method, "way": row.way, "context_tokens": context,
+                      "predicted_ratio": row.predicted_ratio, "coverage_frac": row.coverage_frac, "against": against,
+                      "speedup_ratio": times[against] / row.time_us, "profile": path.stem,
+                      "chosen": first.setdefault(model, path.stem) == path.stem, "origin": row.origin}
+                     for row in part.itertuples() if row.time_us > 0]
+    return pd.DataFrame(rows)
 
 
 def contention() -> pd.DataFrame:

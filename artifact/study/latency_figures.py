@@ -26,6 +26,7 @@ _BOUNDS = (("hidden", "attention takes no time", "solid", "circle"),
            ("overlap", "perfect overlap, same kernel", "8px,4px", "square"),
            ("fast", "no overlap, kernel twice as fast", "2px,4px", "triangle-up"))
 _PARTS = (("sm", "SM", "circle", "#0072B2"), ("l2", "L2", "square", "#009E73"), ("dram", "DRAM", "diamond", "#D55E00"))
+_RUNNING = {"dsa": "DSA, both cores", "union": "PRR, union", "exact": "PRR, exact"}
 _LONG = 152  # px below a plot, for a note of three lines
 
 
@@ -231,6 +232,36 @@ def baselines(frame: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text="speed-up over serial DSA (ratio)", row=len(methods))
     return style.note(figure, frame, "S1 to S3: coverage of the paper's Tables 5 and 7; EMA, random and last step's: "
                                      "of our recorded traces", "no contention; the faster kernel: Table 3's mean")
+
+
+def running(frame: pd.DataFrame) -> go.Figure:
+    """DSA on two cores and PRR overlapped on them, over DSA on one thread: a line of marks per setting."""
+    methods = _methods(frame)
+    frame = frame[frame["run"] != "in turn"]
+    keys = ["model", "context_tokens", "layers_count", "batch_count"]
+    settings = sorted(set(frame[keys].itertuples(index=False, name=None)), key=lambda one: (*one[2:], *one[:2]))
+    figure = style.sheet("Does PRR pay on this CPU?", 300 + 44 * len(settings), cols=len(methods), legend=True,
+                         headings=True, shared_yaxes=True, horizontal_spacing=0.05, left=235, bottom=_LONG + 30)
+    low, high = frame["one_ratio"].min(), frame["one_ratio"].max()
+    for col, method in enumerate(methods, 1):
+        cells = frame[frame["method"] == method].set_index(keys)
+        for way, mode, ratio in (("DSA", "dsa", None), ("PRR, union", "union", 1), ("PRR, exact", "exact", 1)):
+            part = cells[cells["way"] == way]
+            part = (part if ratio is None else part[part["predicted_ratio"] == ratio]).sort_index()
+            figure.add_scatter(
+                x=part["one_ratio"].tolist(), y=[settings.index(key) for key in part.index], mode="markers", row=1,
+                col=col, name=_RUNNING[mode], showlegend=col == 1, marker=style.marker(mode, 14),
+                hovertemplate=f"{_RUNNING[mode]}: %{{x:.3f}}<extra></extra>")
+        figure.add_vline(x=1, line={"color": INK, "width": 1.5}, row=1, col=col)
+        style.heading(figure, f"<b>{style.said(method)}</b>", col=col)
+        figure.update_xaxes(title_text="speed-up over DSA<br>on one thread (ratio)", row=1, col=col,
+                            range=[min(0.95, low) - 0.08, max(1.05, high) + 0.08])
+    names = [f"{model.partition('-')[0]}, {context / 1024:.0f}K" + (f", {layers} layers" if layers > 1 else "")
+             + (f", batch {batch}" if batch > 1 else "") for model, context, layers, batch in settings]
+    figure.update_yaxes(tickvals=list(range(len(settings))), ticktext=names, range=[len(settings) - 0.4, -0.6],
+                        ticks="")
+    return style.note(figure, frame, "by the threads' own CPU time, which leaves out what they wait; selection to the "
+                                     "result, no FFN", "|P| = |A|; scores: our recorded traces of a small model")
 
 
 def _timelines(frame: pd.DataFrame, title: str, height: int, coverage: str) -> go.Figure:

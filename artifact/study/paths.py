@@ -1,4 +1,4 @@
-"""Where things lie: the checkout, its data, its notebooks, and where results go."""
+"""Where things lie: the checkout or the installed package, the data and notebooks of either, and where results go."""
 
 from pathlib import Path
 
@@ -10,13 +10,16 @@ def root() -> Path | None:
 
 
 def data_dir() -> Path:
-    """The checkout's data/: scales, sweeps, published and recorded numbers. Raises ValueError outside a checkout."""
-    return _checkout("data")
+    """Scales, sweeps, claims, published and recorded numbers: data/ of the checkout, else of the installed package.
+
+    What a user brings, models/ and serving/, lies there too. Raises ValueError where there is neither.
+    """
+    return _shipped("data")
 
 
 def notebooks_dir() -> Path:
-    """The checkout's notebooks/. Raises ValueError outside a checkout."""
-    return _checkout("notebooks")
+    """The notebooks of the checkout, else of the installed package. Raises ValueError where there is neither."""
+    return _shipped("notebooks")
 
 
 def results_dir(explicit: str | Path | None = None) -> Path:
@@ -27,9 +30,10 @@ def results_dir(explicit: str | Path | None = None) -> Path:
     return folder / "data" / "results" if folder else Path.cwd() / "results"
 
 
-def _checkout(name: str) -> Path:
-    folder = root()
-    if folder is None:
-        raise ValueError(f"{name}/ is part of a checkout and {Path(__file__).parents[1]} is not in one: "
-                         "clone the repository and install it there with `make setup`")
-    return folder / name
+def _shipped(name: str) -> Path:
+    checkout, package = root(), Path(__file__).parents[1]
+    folder = checkout / name if checkout else package / name
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder, and {package} is in no checkout: install the wheel, or clone the "
+                         "repository and install it there with `make setup`")
+    return folder

@@ -21,7 +21,7 @@ def write(key: str, source: str | Path | None = None, out: str | Path | None = N
         raise ValueError(f"{out}: a figure is written as one of: {', '.join(KINDS)}")
     path = paths.data_dir() / "recorded" / "full" / plot.notebook / plot.result if source is None else Path(source)
     frame = results.read(path)
-    if plot.published and paths.root() is not None:
+    if plot.published:
         frame = experiments.beside(frame)
     try:
         figure = figures.draw(key, frame)

@@ -27,7 +27,7 @@ def environment() -> dict[str, object]:
     browser, browser_version = chromium()
     tiers = {
         "cpu": _lacking(CPU_TIER, installed),
-        "model": _lacking(("torch", "transformers"), installed) or _without_weights(checkout),
+        "model": _lacking(("torch", "transformers"), installed) or _without_weights(),
         "gpu": _lacking(("torch",), installed) or _without_cuda(),
     }
     return {
@@ -102,7 +102,7 @@ def versions() -> dict[str, str]:
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
         if name:
-            found.setdefault(_normalised(name), distribution.version)
+            found.setdefault(normalised(name), distribution.version)
     return found
 
 
@@ -121,7 +121,7 @@ def pinned() -> tuple[dict[str, str], str]:
             lines = []
         source = "package metadata"
     wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {_normalised(pin.name): str(pin.specifier).removeprefix("==") for pin in wanted
+    return {normalised(pin.name): str(pin.specifier).removeprefix("==") for pin in wanted
             if pin.marker is None or pin.marker.evaluate({"extra": ""})}, source
 
 
@@ -149,10 +149,12 @@ def _lacking(names: tuple[str, ...], installed: dict[str, str]) -> str | None:
     return f"not installed: {', '.join(missing)}" if missing else None
 
 
-def _without_weights(checkout: Path | None) -> str | None:
-    if checkout and any((checkout / "data" / "models").glob("**/*.gguf")):
-        return None
-    return "no weights (*.gguf) in data/models"
+def _without_weights() -> str | None:
+    try:
+        there = any((paths.data_dir() / "models").glob("**/*.gguf"))
+    except ValueError:
+        there = False
+    return None if there else "no weights (*.gguf) in data/models"
 
 
 def _without_cuda() -> str | None:
@@ -182,5 +184,6 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _normalised(name: str) -> str:
+def normalised(name: str) -> str:
+    """A distribution's name as all its spellings share it."""
     return re.sub(r"[-_.]+", "-", name).lower()

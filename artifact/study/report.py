@@ -1,4 +1,5 @@
-"""The report: a folder of static HTML that opens from a file, without a network: claims, notebooks, figures, origins.
+"""The report: a folder of static HTML that opens from a file, without a network, and prints: a summary, the claims, a
+page for each notebook, all figures, what evaluation forms ask, a glossary, and where every number comes from.
 
 It shows what finished runs of one scale left and computes nothing but the verdicts.
 """
@@ -13,11 +14,16 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
-from artifact.study import claims, paths, results
+from artifact.study import claims, document, evaluation, evidence, glossary, paths, provenance, results
 from artifact.study import scale as scales
 from artifact.study.run import PLOTLY
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_PAGES = {  # file -> what the navigation calls it
+    "index": "Summary", "claims": "Claims", "gallery": "Figures", "evaluation": "Evaluation", "glossary": "Glossary",
+    "provenance": "Provenance", "environment": "Environment",
+}  # fmt: skip
+_SHOWN = 3  # figures on the summary
 _LINK = re.compile(r'href="(\d\d_\w+)\.ipynb')
 
 
@@ -51,14 +57,13 @@ def build(scale: str, results_dir: str | Path | None = None, listed: list[claims
     size = scales.load(scale)
     root = paths.results_dir(results_dir)
     folder = root / size.name
-    runs = _finished(folder)
-    if not runs:
+    if not evidence.finished(size.name, root):
         raise ValueError(f"{folder}: no finished run to report; run `artifact reproduce --scale {size.name}`")
-    judged = claims.verdicts(size.name, root, listed)
+    study = evaluation.study(size.name, root, listed)
     draft, out = folder / "report.new", folder / "report"
     shutil.rmtree(draft, ignore_errors=True)
     try:
-        _write(draft, folder, size, runs, judged)
+        _write(draft, folder, size, study)
         shutil.rmtree(out, ignore_errors=True)
         draft.rename(out)
     finally:
@@ -66,20 +71,10 @@ def build(scale: str, results_dir: str | Path | None = None, listed: list[claims
     return out / "index.html"
 
 
-def _finished(folder: Path) -> dict[str, dict]:
-    """The manifests of the finished runs below `folder`, by notebook."""
-    found = {}
-    for path in sorted(folder.glob(f"*/{results.MANIFEST}")):
-        try:
-            found[path.parent.name] = results.trusted(path.parent)
-        except ValueError:
-            continue
-    return found
-
-
-def _write(out: Path, folder: Path, size: scales.Scale, runs: dict[str, dict], judged: pd.DataFrame) -> None:
+def _write(out: Path, folder: Path, size: scales.Scale, study: evaluation.Study) -> None:
     from plotly.offline import get_plotlyjs
 
+    runs, judged = study.runs, study.judged
     results.write_text(out / PLOTLY, get_plotlyjs())
     results.write_text(out / "report.css", (_TEMPLATES / "report.css").read_text(encoding="utf-8") + _code_colours())
     figures = [figure for name, manifest in runs.items() for figure in _figures(out, folder / name, manifest, judged)]
@@ -91,13 +86,47 @@ def _write(out: Path, folder: Path, size: scales.Scale, runs: dict[str, dict], j
     rows = [_claim(row, figures, pages) for row in judged.to_dict("records")]
     show = jinja2.Environment(loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True,
                               lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    common = {"scale": size, "notebooks": {name: title for name, (title, _) in pages.items()},
-              "counts": claims.counts(judged), "runs": runs, "figures": figures, "claims": rows}
-    for name in ("index", "gallery", "provenance"):
-        results.write_text(out / f"{name}.html", show.get_template(f"{name}.html").render(common, up="", here=name))
-    for name, (title, body) in pages.items():
+    common = {"scale": size, "pages": _PAGES, "notebooks": {name: title for name, (title, _) in pages.items()},
+              "counts": claims.counts(judged), "runs": runs, "figures": figures, "claims": rows,
+              "wrong": [row for row in rows if not row["holds"]]}
+    lines = evaluation.check(study)
+    own = {
+        "index": {"shown": _leading(figures, judged), "experiments": _costs(runs, pages, judged),
+                  "badges": {name: [line["met"] for line in lines if line["badge"] == name]
+                             for name in dict.fromkeys(line["badge"] for line in lines)}},
+        "evaluation": {"body": document.page(evaluation.overview(study))},
+        "glossary": {"groups": glossary.load()},
+        "environment": {"machine": provenance.frame().to_dict("records")},
+    }
+    for name in _PAGES:
+        results.write_text(out / f"{name}.html", show.get_template(f"{name}.html").render(
+            common, up="", here=name, **own.get(name, {})))
+    names = list(pages)
+    for number, (name, (title, body)) in enumerate(pages.items()):
         results.write_text(out / "notebooks" / f"{name}.html", show.get_template("notebook.html").render(
-            common, up="../", here=name, title=title, body=body))
+            common, up="../", here=name, title=title, body=body, before=names[number - 1] if number else None,
+            after=names[number + 1] if number + 1 < len(names) else None))
+
+
+def _leading(figures: list[Figure], judged: pd.DataFrame) -> list[Figure]:
+    """The figures of the appendix' major claims, the first few."""
+    wanted = list(dict.fromkeys(
+        (row.notebook, row.figure) for name in evaluation.answers().major
+        for row in judged[judged["id"] == name].itertuples() if isinstance(row.figure, str)))
+    by_place = {(figure.notebook, figure.key): figure for figure in figures}
+    found = [by_place[place] for place in wanted if place in by_place]
+    return (found or figures)[:_SHOWN]
+
+
+def _costs(runs: dict[str, dict], pages: dict, judged: pd.DataFrame) -> list[dict]:
+    rows = []
+    for name, run in runs.items():
+        own = claims.counts(judged[judged["notebook"] == name])
+        took, peak = run.get("duration_s"), run.get("peak_rss_bytes")
+        rows.append({"name": name, "title": pages[name][0], **own,
+                     "minutes": "–" if took is None else f"{took / 60:.1f}",
+                     "memory": "–" if peak is None else f"{peak / 2**20:.0f} MiB"})
+    return rows
 
 
 def _figures(out: Path, home: Path, manifest: dict, judged: pd.DataFrame) -> list[Figure]:

@@ -20,9 +20,9 @@ UNITS = {  # suffix -> as people write it
 }
 SETTINGS = (  # numbers that need no unit: what was asked for, and which one it is
     "seed", "headroom", "watermark", "max_batch", "arrival_rate", "window", "kv_shards", "spec_width", "spec_depth",
-    "rid", "prefix_id", "seq_id", "step", "arrival_step", "sample", "block", "region", "channel", "bank_group", "bank",
-    "row", "column", "slot", "order_index", "blocks_per_region", "layer", "head", "alpha", "beta", "gamma", "degree",
-    "ratio_degree",
+    "rid", "prefix_id", "seq_id", "step", "arrival_step", "until_step", "first_step", "last_step", "sample", "block",
+    "region", "channel", "bank_group", "bank", "row", "column", "slot", "order_index", "blocks_per_region", "layer",
+    "head", "alpha", "beta", "gamma", "degree", "ratio_degree",
 )
 SCORES = ("score", "level", "prediction", "least_selected")  # of a block, in the selection method's own measure
 AUDITED = ("one", "other")  # numbers of the audit, whose unit is in its column `unit`

@@ -41,6 +41,10 @@ class Scale(BaseModel):
     fidelity_passages: PositiveInt = Field(description="passages, from the texts in turn")
     fidelity_needle_tokens: PositiveInt = Field(description="length of a prompt that hides a fact")
     fidelity_needles: NonNegativeInt = Field(description="such prompts; 0: our recorded run is shown")
+    runtime_tokens: Sizes = Field(description="contexts of the decode steps that are timed on this CPU, tokens")
+    runtime_models: PositiveInt = Field(description="models whose layers' shape they have")
+    runtime_layers: PositiveInt = Field(description="layers of a stack of them")
+    runtime_rounds: NonNegativeInt = Field(description="steps timed in each way; 0: our recorded run is shown")
 
 
 def load(name: str, folder: Path | None = None) -> Scale:
@@ -80,6 +84,11 @@ def read_yaml(path: Path) -> object:
         raise ValueError(f"{path}: not UTF-8 text") from None
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
+
+
+def scalar(text: str) -> str | int | float | bool | None:
+    """A word or number as YAML types it: 4, 0.25, true, null, steady."""
+    return yaml.load(text, _LOADER)
 
 
 def validated(path: Path, model: type[M]) -> M:

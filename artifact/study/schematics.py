@@ -99,7 +99,7 @@ def _shelves(figure: go.Figure, left: float, policy: str, rule: str, slots: int,
     """Regions as shelves of slots; `own`: (shelf, slot, number) of a sequence's blocks."""
     look = POLICIES[policy]
     top, wide, tall, shelf = 332, 39, 25, 29
-    _text(figure, left, 300, f"<b>{policy}:</b> {rule}", size=SIZE, colour=look.colour)
+    _text(figure, left, 300, f"<b>{policy}:</b> {rule}", size=SIZE, colour=style.legible(look.colour))
     places = {(row, slot): _Box(left + 100 + slot * (wide + 2), top + row * shelf, wide, tall)
               for row in range(8) for slot in range(slots)}
     mine = {(row, slot): number for row, slot, number in own}
@@ -109,7 +109,8 @@ def _shelves(figure: go.Figure, left: float, policy: str, rule: str, slots: int,
     _boxes(figure, [places[place] for place in mine], look.colour, look.colour)
     for place, number in mine.items():
         box = places[place]
-        _text(figure, box.x + wide / 2, box.y + tall / 2, f"<b>{number}</b>", anchor="center", colour="white")
+        _text(figure, box.x + wide / 2, box.y + tall / 2, f"<b>{number}</b>", size=SIZE, anchor="center",
+              colour="white")
     touched = sorted({row for row, _, _ in own})
     _text(figure, left + 62, top + tall / 2, "region", size=NOTE, anchor="right", colour=QUIET)
     _text(figure, left + 62, top + 7 * shelf + tall / 2, "⋮", size=NOTE, anchor="right", colour=QUIET)
@@ -149,7 +150,7 @@ def selecting(frame: pd.DataFrame) -> go.Figure:
     step = 130 + 66 + 130
     for x in (30, 30 + step):
         _bars(figure, x, 436, [("select", 130)])
-        _bars(figure, x, 472, [("attend to P", 124)], colour=LOOKS["calibrated"].colour)
+        _bars(figure, x, 472, [("attend to P", 124)], colour=style.legible(LOOKS["calibrated"].colour))
         _bars(figure, x + 130, 454, [("repair", 66), ("rest", 130)])
     end, saved = 30 + 2 * step, 30 + 2 * 380
     for x, top in ((end, 490), (saved, 436)):
@@ -233,7 +234,7 @@ def calibration(frame: pd.DataFrame) -> go.Figure:
     _text(figure, 284, 264, f"objective: share of A's scores that P would have had, "
                             f"{frame['objective_frac'].min():.4f} to {best['objective_frac']:.4f}", size=NOTE)
     _line_to(figure, 724, 140, 762, 140)
-    colour = LOOKS["calibrated"].colour
+    colour = style.legible(LOOKS["calibrated"].colour, 5.2)  # also on the tint of the boxes below
     _text(figure, 776, 96, "<b>the best θ</b>", colour=colour)
     for i, name in enumerate(("alpha", "beta", "gamma")):
         _text(figure, 776, 126 + 26 * i, f"{'αβγ'[i]} = <b>{best[name]:g}</b>", colour=colour)

@@ -69,8 +69,9 @@ class Timed(NamedTuple):
 
 
 def names() -> list[str]:
-    """The stage times that are there."""
-    return sorted(path.stem for path in (paths.data_dir() / "stage_times").glob("*.csv"))
+    """The stage times that are there; times of kernels and of whole steps beside them are none."""
+    found = (path.stem for path in (paths.data_dir() / "stage_times").glob("*.csv"))
+    return sorted(name for name in found if not name.startswith(("kernels", "steps_")))
 
 
 def read(source: str | Path) -> Timed:
@@ -141,6 +142,7 @@ def check(rows: pd.DataFrame) -> None:
         lacking = [stage for stage in NEEDED if stage not in set(part["stage"])]
         if lacking:
             raise ValueError(f"{method} at {context} tokens has no stage {lacking[0]}; needed: {', '.join(NEEDED)}")
+    _even(rows)
     for stage, part in rows.groupby("stage", sort=False):
         ratios, attends = part["attended_ratio"], stage in ("attention", "speculation", "repair")
         if not ((ratios == 1) if stage == "attention" else ratios.ge(0) if attends else ratios.isna()).all():
@@ -194,6 +196,21 @@ def profile(found: Timed, method: str, kernel_ratio: float | None = None, fixed_
         selection=tuple(one.selection for one in each),
         speculation=tuple(tuple(timeline.at(one.speculation, ratio, "speculation") for ratio in ratios)
                           for one in each))
+
+
+def _even(rows):
+    """ValueError for a context that lacks a stage, or a ratio of it, that another of its method has, and for a method
+    that lacks a stage: it would be modelled, or read between its neighbours, and nobody told."""
+    def stages_of(part):
+        return set(zip(part["stage"], part["attended_ratio"].fillna(-1), strict=True))
+
+    needed = {method: stages_of(part) for method, part in rows.groupby("method", sort=False)}
+    for (method, context), part in rows.groupby(["method", "context_tokens"], sort=False):
+        for stage, ratio in sorted(needed[method] - stages_of(part)):
+            of = f" of {ratio:g} |A|" if ratio >= 0 else ""
+            raise ValueError(f"{method} at {context} tokens has no stage {stage}{of}, which it has at others")
+        for stage in sorted(set(rows["stage"]) - set(part["stage"])):
+            raise ValueError(f"{method} at {context} tokens has no stage {stage}, which other methods have")
 
 
 def _same(rows, column, why):

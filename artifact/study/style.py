@@ -125,6 +125,17 @@ def said(name: str) -> str:
     return SAID.get(name, name)
 
 
+def legible(colour: str, ratio: float = 4.5) -> str:
+    """`colour`, darkened as little as text on white needs for a contrast of `ratio` (WCAG AA for small text: 4.5)."""
+    parts = [int(colour[i:i + 2], 16) for i in (1, 3, 5)]
+    for share in range(100, -1, -1):
+        dark = [round(part * share / 100) for part in parts]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in dark)]
+        if 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05) >= ratio:
+            break
+    return "#{:02X}{:02X}{:02X}".format(*dark)
+
+
 def marker(policy: str, size: int = 11) -> dict:
     """The filled marker of a policy or predictor: what this artifact computed."""
     look = LOOKS[policy]
@@ -171,7 +182,8 @@ def heading(figure: go.Figure, text: str, col: int = 1, row: int = 1) -> None:
     """A panel's own title, above its left edge."""
     axes = figure.get_subplot(row, col)
     figure.add_annotation(text=text, xref="paper", yref="paper", x=axes.xaxis.domain[0], y=axes.yaxis.domain[1],
-                          xanchor="left", yanchor="bottom", showarrow=False, yshift=5, font={"size": SMALL})
+                          xanchor="left", yanchor="bottom", showarrow=False, yshift=5, align="left",
+                          font={"size": SMALL})
 
 
 def key(figure: go.Figure, entries: Iterable[tuple[str, dict]]) -> None:
@@ -196,7 +208,7 @@ def name_ends(figure: go.Figure, ends: Sequence[tuple[str, float, float]], side:
         figure.add_annotation(
             text=f"<b>{said(policy)}</b>", x=x, y=y, row=row, col=col, showarrow=False,
             yshift=place - (y - low) * scale, xanchor="right" if side == "left" else "left",
-            xshift=-13 if side == "left" else 13, font={"size": SIZE, "color": LOOKS[policy].colour})
+            xshift=-13 if side == "left" else 13, font={"size": SIZE, "color": legible(LOOKS[policy].colour)})
 
 
 def apart(places: Sequence[float], gap: float, lowest: float = -math.inf) -> list[float]:

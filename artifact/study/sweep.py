@@ -1,4 +1,4 @@
-"""Sweeps: many cells of the serving study, over local processes, resumable cell by cell.
+"""Sweeps: many cells of the serving study, over local processes or a cluster, resumable cell by cell.
 
 A sweep is a YAML file of `data/sweeps`: a list of groups, each a mapping of `serving.Cell` fields to a value or a list
 of values; a group is the product of its lists. A scale caps requests and seeds and keeps the block and prompt sizes it
@@ -11,6 +11,7 @@ import signal
 import threading
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -94,8 +95,10 @@ def row(cell, summary):
     return {**settings, "block_tokens": cell.tokens_per_block, **measured, "origin": "simulated"}
 
 
-def compute(cells, *, keep=None, workers=2, quiet=False, preset=None):
+def compute(cells, *, keep=None, workers=2, quiet=False, preset=None, executor="local"):
     """Run every cell -> a frame, one `row` a cell, in order; with a `preset` also in cycles (`serving.run`).
+
+    `executor`: local, which is `workers` processes here, or dask:ADDRESS, the workers of that scheduler.
 
     `keep` is a folder for finished cells: what lies there and is whole is not computed again, so an interrupted
     sweep goes on where it stopped. A cell that raises is reported with its settings after all others have run
@@ -103,6 +106,8 @@ def compute(cells, *, keep=None, workers=2, quiet=False, preset=None):
     """
     from tqdm import tqdm
 
+    if keep is not None:
+        Path(keep).mkdir(parents=True, exist_ok=True)
     done = {}
     for i, cell in enumerate(cells):
         found = _kept(cell, keep, preset)
@@ -111,10 +116,11 @@ def compute(cells, *, keep=None, workers=2, quiet=False, preset=None):
     todo = [i for i in range(len(cells)) if i not in done]
     failures = []
     with tqdm(total=len(cells), initial=len(done), unit=" cells", delay=2, disable=quiet or None, leave=False) as bar:
-        for i, summary, error in _each(cells, todo, workers, preset):
+        for i, summary, error in _each(cells, todo, workers, preset, executor, keep):
             if error is None:
                 done[i] = summary
-                _keep(cells[i], summary, keep, preset)
+                if _kept(cells[i], keep, preset) is None:
+                    _keep(cells[i], summary, keep, preset)
             else:
                 failures.append(f"{_describe(cells[i])}: {error}")
             bar.update()
@@ -132,8 +138,19 @@ def _summary(cell, preset):
         return None, f"{type(error).__name__}: {error}"
 
 
-def _each(cells, todo, workers, preset):
+def _each(cells, todo, workers, preset, executor, keep):
     """Yield (index, summary, error) as cells finish, in processes when there is enough to do."""
+    kind, _, address = executor.partition(":")
+    if kind == "dask" and address:
+        from artifact import compiled
+        from artifact.study import cluster
+
+        folder = None if keep is None else str(Path(keep).absolute())
+        work = partial(_elsewhere, preset=preset, keep=folder, digest=compiled.DIGEST)
+        yield from cluster.each(work, cells, todo, address)
+        return
+    if executor != "local":
+        raise ValueError(f"executor is {executor!r}; allowed: local, or dask:ADDRESS as dask:tcp://127.0.0.1:8786")
     if workers < 2 or len(todo) < 4:
         for i in todo:
             yield (i, *_summary(cells[i], preset))
@@ -180,6 +197,22 @@ def _ignored(number):
 
 def _numbered(i, cell, preset):
     return (i, *_summary(cell, preset))
+
+
+def _elsewhere(i, cell, preset, keep, digest):
+    """`_numbered` on a cluster's worker: kept there at once, and not computed again when it is."""
+    from artifact import compiled
+
+    if digest != compiled.DIGEST:
+        return i, None, "RuntimeError: this worker has other sources than the caller; install the same there"
+    shared = keep if keep is not None and Path(keep).is_dir() else None
+    summary = _kept(cell, shared, preset)
+    if summary is not None:
+        return i, summary, None
+    _, summary, error = _numbered(i, cell, preset)
+    if error is None:
+        _keep(cell, summary, shared, preset)
+    return i, summary, error
 
 
 def _describe(cell):

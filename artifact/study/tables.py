@@ -8,8 +8,10 @@ import pandas as pd
 from artifact.study import results
 
 DIGITS = 4  # significant, of a column's largest number; one less of its smallest; one by one over four decades or more
-_LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
-          "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "µ": r"\textmu{}"}
+LATEX = {
+    "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "µ": r"\textmu{}",
+}  # fmt: skip
 
 
 def header(column: str) -> str:
@@ -53,7 +55,7 @@ def markdown(frame: pd.DataFrame, columns: Sequence[str] | None = None) -> str:
 def latex(frame: pd.DataFrame, columns: Sequence[str] | None = None) -> str:
     """A LaTeX tabular of `columns` (None: all) with the rules of the package booktabs."""
     rows, right = _laid_out(frame, columns)
-    lines = [" & ".join("".join(_LATEX.get(letter, letter) for letter in cell.replace("–", "--")) for cell in row)
+    lines = [" & ".join("".join(LATEX.get(letter, letter) for letter in cell.replace("–", "--")) for cell in row)
              + r" \\" for row in rows]
     return "\n".join([rf"\begin{{tabular}}{{{''.join('r' if number else 'l' for number in right)}}}", r"\toprule",
                       lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}"]) + "\n"

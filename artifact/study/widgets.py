@@ -6,11 +6,13 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.prr import baselines, calibration, coverage, predictor
-from artifact.study import figures, style
+from artifact.study import figures, style, walk_figures
 from artifact.study.style import INK, LOOKS, POLICIES, SMALL
 
 COLUMNS = ("allocator", "block_tokens", "order_index", "block", "region", "slot", "blocks_per_region",
            "m1_row_hit_frac", "m3_bandwidth_gbps")
+LIFE = ("allocator", "first_step", "last_step", "region", "slot", "step", "until_step", "holder", "order_index",
+        "blocks_per_region")
 HEAD = ("step", "block", "score", "budget_count", "model", "family", "prompt", "layer", "head")
 
 
@@ -82,6 +84,52 @@ def _empty(frame: pd.DataFrame, names: list[str]) -> go.Figure:
 
 def _number(value: float) -> str:
     return f" {value:.3f}" if value <= 1 else f" {value:,.0f}"
+
+
+def life_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
+    """A slider over decode steps, and a button that moves it -> where one sequence's blocks lie, a panel an allocator.
+
+    `frame`: the result life.csv. Raises ValueError for a missing column.
+    """
+    for column in (*LIFE, "origin"):
+        if column not in frame:
+            raise ValueError(f"life explorer: no column {column!r}; it needs: {', '.join((*LIFE, 'origin'))}")
+    names = style.policies(frame)
+    first, last = int(frame["first_step"].min()), int(frame["last_step"].max())
+    begin, end = int(frame["step"].min()), int(frame["until_step"].max()) - 1
+    step = ipywidgets.IntSlider(value=(first + last) // 2, min=begin, max=end, description="decode step",
+                                layout={"width": "560px"}, continuous_update=True)
+    play = ipywidgets.Play(value=step.value, min=begin, max=end, step=max(1, (end - begin) // 120), interval=250)
+    ipywidgets.jslink((play, "value"), (step, "value"))
+    figure = go.FigureWidget(_places(frame, names))
+
+    def redraw(_change: object = None) -> None:
+        now = [walk_figures.moment(frame, name, step.value) for name in names]
+        places = [moment.places[state] for name, moment in zip(names, now, strict=True)
+                  for state in walk_figures.looks(name, 13)]
+        figure.plotly_update({"x": [x for x, _ in places], "y": [y for _, y in places]}, {
+            f"annotations[{i}].text": f"<b>{name}</b>, step {step.value}: {moment.words}"
+            for i, (name, moment) in enumerate(zip(names, now, strict=True))}, list(range(len(places))))
+
+    step.observe(redraw, "value")
+    redraw()
+    return ipywidgets.VBox([ipywidgets.HBox([step, play]), figure])
+
+
+def _places(frame: pd.DataFrame, names: list[str]) -> go.Figure:
+    rows = {name: len(walk_figures.regions(frame, name)) for name in names}
+    slots = int(frame["blocks_per_region"].iloc[0])
+    figure = style.sheet("One sequence's life", 300 + 17 * max(rows.values()), cols=len(names), headings=True,
+                         horizontal_spacing=0.1)
+    for col, name in enumerate(names, 1):
+        for state, marker in walk_figures.looks(name, 13).items():
+            figure.add_scatter(x=[], y=[], mode="markers", marker=marker, showlegend=False, row=1, col=col,
+                               hovertemplate=walk_figures.hover(name, state))
+        figure.update_xaxes(title_text="slot (index)", range=[-0.7, slots - 0.3], dtick=1, showgrid=False, col=col)
+        figure.update_yaxes(title_text="region (index, in order of use)", range=[max(rows.values()) - 0.3, -0.7],
+                            dtick=5, showgrid=False, col=col)
+        style.heading(figure, name, col=col)
+    return style.note(figure, frame, "colour: its own; grey: another's; a rim: it was this sequence's; white: free")
 
 
 def predictor_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
