@@ -6,7 +6,6 @@
 import numpy as np
 import pandas as pd
 
-from artifact.kv import allocators
 from artifact.pim import bandwidth, geometry
 from artifact.study import cycles, experiments, intervals, paths, results, serving, sweep
 from artifact.study.serving import Cell
@@ -286,6 +285,11 @@ def _over_seeds(gains_, same):
     return pd.DataFrame(rows)
 
 
+def compared():
+    """The allocators of data/sweeps/baselines.yml, on drawn and on real traffic."""
+    return sweep.load("baselines").cells[0]["allocator"]
+
+
 def baselines(size, keep=None):
     """Every allocator of the sweep `baselines` on seeded traffic."""
     return sweep.compute(sweep.expand(sweep.load("baselines"), size), keep=keep, preset=experiments.PRESET)
@@ -313,7 +317,7 @@ def trace_gains(size, folder=None):
     rows = []
     for file in files:
         found = {}
-        for allocator in allocators.NAMES:
+        for allocator in compared():
             cell = Cell(workload="trace", trace_file=str(file), requests=size.trace_requests, allocator=allocator,
                         seed=size.seed)  # fmt: skip
             found[allocator] = serving.run(cell, preset=experiments.PRESET)[1]
