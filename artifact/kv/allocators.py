@@ -498,6 +498,7 @@ class Allocator:
             raise ValueError(f"blocks are {blocks}; allowed: those of unknown content, that of {known[0]} is known")
         give_last(self._pool, self._slots[seq], np.array(blocks, dtype=np.int64))
         del table[kept:]
+        self._known_keys[seq] = min(kept, self._known_keys[seq])
 
     def fork(self, parent, child):
         """`child` shares every block `parent` has now. Contiguous cannot share: ValueError."""

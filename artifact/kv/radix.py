@@ -65,6 +65,7 @@ def _split(p, node, pages):
     for _ in range(pages - 1):
         upper = p.tree[upper, FOLLOW]
     rest = p.tree[upper, FOLLOW]
+    p.tree[upper, FOLLOW] = -1
     p.tree[upper, FIRST], p.tree[first, LAST] = first, upper
     p.tree[upper, PARENT], p.tree[upper, PAGES] = p.tree[node, PARENT], pages
     p.tree[upper, CHILDREN], p.tree[upper, TIME], p.tree[upper, PLACE] = 1, p.tree[node, TIME], -1
