@@ -44,7 +44,7 @@ _CELL_OPTIONS = (
     ("workload", str, "steady", "steady, spec, longctx, prefix, fixedlen or trace"),
     ("trace", str, None, "Azure CSV or Mooncake JSONL, with --workload trace"),
     ("step-ms", float, "25.0", "trace time per engine step"),
-    ("allocator", str, "paged", "paged, pim-aware, contiguous or random"),
+    ("allocator", str, "paged", "paged, pim-aware, contiguous, random, vllm-v1, sglang, vllm-v1-region, sglang-region"),
     ("address-map", str, "host-cacheline", "host-centric, host-cacheline, pim-friendly, or 'co1 ch5 ba2 bg2 co4 ro14'"),
     ("block-tokens", str, "16", "tokens per block, or derived: the block that is one region"),
     ("requests", int, "1000", "requests to draw, or to take from the trace"),
@@ -73,6 +73,8 @@ _CELL_OPTIONS = (
     ("pim-scratch", str, "separate", "separate or shared: where drafts live"),
     ("pim-plan", str, "bestfit", "bestfit or greedy"),
     ("pim-compact", float, "0.0", "empty regions filled below this share; 0 = never"),
+    ("preempt", str, "recompute", "recompute or swap: what vllm admission does with a preempted sequence's blocks"),
+    ("frees", str, "ordered", "ordered or unordered: a seeded order in which paged returns a sequence's blocks"),
     ("sample-every", int, "16", "steps between samples"),
     ("sample-sequences", int, "8", "sequences per sample"),
 )
@@ -154,7 +156,7 @@ def requests(out: str | None, **given: object) -> None:
 
 @kv.command()
 @click.argument("operations", type=click.Path(dir_okay=False))
-@click.option("--allocator", default="paged", help="paged, pim-aware, contiguous or random")
+@click.option("--allocator", default="paged", help="One of kv simulate's.")
 def replay(operations: str, allocator: str) -> None:
     """The block ids an allocator hands out for OPERATIONS, a JSON file.
 

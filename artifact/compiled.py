@@ -56,3 +56,8 @@ def compiled(function):
     except RuntimeError:  # no place to write a cache
         pass
     return dispatcher
+
+
+def inlined(function):
+    """`function` compiled into each of its compiled callers: for what is short and called for every block."""
+    return njit(nogil=True, forceinline=True)(function)

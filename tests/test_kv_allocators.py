@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,11 +16,12 @@ from artifact.study import paths
 RECORDED = json.loads((paths.data_dir() / "recorded/reference/vllm_block_tables.json").read_text())["traces"]
 
 
+@pytest.mark.parametrize(("policy", "version"), [("paged", "v0_2_7"), ("vllm-v1", "v0_20_0")])
 @pytest.mark.parametrize("entry", RECORDED, ids=lambda e: f"seed{e['seed']}")
-def test_paged_hands_out_vllms_ids(entry, tmp_path):
+def test_the_real_vllms_ids_in_their_order(entry, policy, version, tmp_path):
     operations = tmp_path / "ops.json"
     operations.write_text(json.dumps({k: v for k, v in entry.items() if not k.startswith("vllm")}))
-    assert replay(operations, "paged") == entry["vllm_v0_2_7_new_blocks"]
+    assert replay(operations, policy) == entry[f"vllm_{version}_new_blocks"]
 
 
 def test_paged_is_a_stack():
@@ -91,6 +93,7 @@ def test_a_fork_shares_until_both_are_gone():
 @pytest.mark.parametrize("policy", allocators.NAMES)
 def test_misuse_is_refused_and_changes_nothing(policy):
     pool = Allocator(policy, 16, blocks_per_region=4)
+    usable = 16 - allocators.reserved(policy)
     pool.admit("a", 3)
     for misuse, complaint in (
         (lambda: pool.admit("a", 1), "'a' is already admitted"),
@@ -107,17 +110,17 @@ def test_misuse_is_refused_and_changes_nothing(policy):
     for growth in (lambda: pool.grow("a", 14), lambda: pool.admit("b", 14)):
         with pytest.raises(OutOfBlocks):
             growth()
-    assert pool.free_blocks == 13 and len(pool.table("a")) == 3
+    assert pool.free_blocks == usable - 3 and len(pool.table("a")) == 3
     pool.release("a")
     with pytest.raises(ValueError, match="unknown sequence 'a'"):
         pool.release("a")
-    assert pool.free_blocks == pool.num_blocks == 16
+    assert pool.free_blocks == usable and pool.num_blocks == 16
 
 
 @pytest.mark.parametrize(
     ("how", "complaint"),
     [
-        ({"policy": "buddy"}, "unknown allocator 'buddy'; allowed: paged, pim-aware, contiguous, random"),
+        ({"policy": "buddy"}, "unknown allocator 'buddy'; allowed: paged, pim-aware, contiguous, random, vllm-v1"),
         ({"num_blocks": 0}, "num_blocks is 0"),
         ({"blocks_per_region": 0}, "blocks_per_region is 0"),
         ({"policy": "pim-aware", "num_blocks": 17, "blocks_per_region": 8}, "a multiple of 8, whole regions"),
@@ -135,62 +138,144 @@ def test_pools_are_padded_for_regions_only():
 
 
 class Contract(RuleBasedStateMachine):
-    """Any calls in any order against a plain model: who owns what, and what is free."""
+    """Any calls in any order against a plain model: who owns what, what is free, and whose content goes next.
 
-    BLOCKS, REGION = 24, 4
+    Contents are paths in a small tree, so that sequences begin alike and part; a key stands for a path.
+    """
 
-    @initialize(
-        policy=st.sampled_from(allocators.NAMES), plan=st.sampled_from(allocators.PLANS), seed=st.integers(0, 9)
-    )
-    def start(self, policy, plan, seed):
-        self.policy = policy
-        self.pool = Allocator(policy, self.BLOCKS, blocks_per_region=self.REGION, seed=seed, plan=plan, slots=64)
-        self.tables, self.reserve, self.next = {}, {}, 0
+    BLOCKS, REGION, AHEAD = 24, 4, 3
+    POLICIES = allocators.NAMES
+
+    @initialize(data=st.data(), plan=st.sampled_from(allocators.PLANS), seed=st.integers(0, 9))
+    def start(self, data, plan, seed):
+        self.policy = data.draw(st.sampled_from(self.POLICIES))
+        frees = data.draw(st.sampled_from(allocators.FREES)) if self.policy == "paged" else "ordered"
+        self.pool = Allocator(self.policy, self.BLOCKS, blocks_per_region=self.REGION, seed=seed, plan=plan,
+                              frees=frees, ahead=self.AHEAD, slots=64)
+        self.usable = self.BLOCKS - allocators.reserved(self.policy)
+        self.caches = self.policy in allocators.CACHING
+        self.tables, self.reserve, self.paths, self.keys, self.next = {}, {}, {}, {}, 0
 
     def _free(self):
-        return self.BLOCKS - len({b for table in self.tables.values() for b in table})
+        return self.usable - len({b for table in self.tables.values() for b in table})
 
-    @rule(blocks=st.integers(0, 8), more=st.integers(0, 4))
-    def admit(self, blocks, more):
+    def _room(self, seq):
+        return self.reserve[seq] - len(self.tables[seq]) if self.policy == "contiguous" else self._free()
+
+    def _content(self, path):
+        return [self.keys.setdefault(tuple(path[: i + 1]), len(self.keys)) for i in range(len(path))]
+
+    def _state(self):
+        p = self.pool
+        arrays = [getattr(p._pool, name).tobytes() for name in p._pool._values if hasattr(getattr(p._pool, name), "size")]
+        return arrays, {k: list(v) for k, v in p._tables.items()}, dict(p._slots), list(p._spare), dict(p._known_keys)
+
+    def _given_up(self, before, touched, taken):
+        """What left the cache since `before`, but for what was found in it, was next in order; and no more than due."""
+        kept = [block for block in before if block not in touched]
+        after = self.pool.cached()
+        assert kept[len(kept) - len(after) :] == after
+        if self.policy in ("vllm-v1", "vllm-v1-region"):
+            assert len(kept) - len(after) <= taken + (self.AHEAD if self.policy == "vllm-v1-region" else 0)
+
+    @rule(blocks=st.integers(0, 8), more=st.integers(0, 4), path=st.lists(st.integers(0, 1), max_size=8))
+    def admit(self, blocks, more, path):
         if len(self.tables) == 64:
             return
+        path = path[:blocks]
+        before, state = self.pool.cached(), self._state()
+        content = np.array(self._content(path), dtype=np.int64)
+        hits = allocators.found(self.pool._pool, content, content.size)[0] if self.caches else 0
         try:
-            ids = self.pool.admit(self.next, blocks, footprint=blocks + more)
+            ids = self.pool.admit(self.next, blocks, footprint=blocks + more, content=content.tolist())
         except OutOfBlocks:
             assert blocks > self._free() or self.policy == "contiguous"
+            assert self._state() == state
             return
         assert len(ids) == blocks
-        self.tables[self.next], self.reserve[self.next] = ids, blocks + more
+        owned = {b for table in self.tables.values() for b in table}
+        assert not owned & set(ids[hits:])
+        assert set(ids[:hits]) <= owned | set(before)
+        self._given_up(before, set(ids[:hits]), blocks - hits)
+        self.tables[self.next], self.reserve[self.next], self.paths[self.next] = ids, blocks + more, path
         self.next += 1
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), blocks=st.integers(0, 8))
-    def grow(self, data, blocks):
+    @rule(data=st.data(), blocks=st.integers(0, 8), path=st.lists(st.integers(0, 1), max_size=4))
+    def grow(self, data, blocks, path):
         seq = data.draw(st.sampled_from(sorted(self.tables)))
+        path = path[: len(self.tables[seq]) + blocks - len(self.paths[seq])]
+        content = self._content(self.paths[seq] + path)[len(self.paths[seq]) :]
+        before, state = self.pool.cached(), self._state()
         try:
-            ids = self.pool.grow(seq, blocks)
+            ids = self.pool.grow(seq, blocks, content=content)
         except OutOfBlocks:
-            left = self.reserve[seq] - len(self.tables[seq]) if self.policy == "contiguous" else self._free()
-            assert blocks > left
+            assert blocks > self._room(seq)
+            assert self._state() == state
             return
         assert len(ids) == blocks
-        self.tables[seq] = self.tables[seq] + ids
+        assert not {b for table in self.tables.values() for b in table} & set(ids)
+        self._given_up(before, set(), blocks)
+        self.tables[seq], self.paths[seq] = self.tables[seq] + ids, self.paths[seq] + path
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def release(self, data):
         seq = data.draw(st.sampled_from(sorted(self.tables)))
+        before = self.pool.cached()
         self.pool.release(seq)
-        del self.tables[seq], self.reserve[seq]
+        mine = self.tables.pop(seq)
+        owned = {b for table in self.tables.values() for b in table}
+        after = self.pool.cached()
+        assert set(before) <= set(after) <= set(before) | (set(mine) - owned)
+        if self.policy in ("vllm-v1", "vllm-v1-region"):
+            fresh = [b for b in mine[::-1] if b not in owned and self.pool._pool.keys[b] >= 0]
+            assert after == before + fresh
+        del self.reserve[seq], self.paths[seq]
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), count=st.integers(0, 3))
+    def give_the_last_back(self, data, count):
+        seq = data.draw(st.sampled_from(sorted(self.tables)))
+        kept = max(0, len(self.tables[seq]) - count)
+        if self.caches and any(self.pool._pool.keys[b] >= 0 for b in self.tables[seq][kept:]):
+            with pytest.raises(ValueError, match="is known"):
+                self.pool.release(seq, self.tables[seq][kept:])
+            return
+        self.pool.release(seq, self.tables[seq][kept:])
+        self.tables[seq] = self.tables[seq][:kept]
+        self.paths[seq] = self.paths[seq][:kept]
 
     @precondition(lambda self: self.tables and self.policy != "contiguous" and len(self.tables) < 64)
     @rule(data=st.data())
     def fork(self, data):
         parent = data.draw(st.sampled_from(sorted(self.tables)))
         self.tables[self.next] = self.pool.fork(parent, self.next)
-        self.reserve[self.next] = 0
+        self.reserve[self.next], self.paths[self.next] = 0, list(self.paths[parent])
         assert self.tables[self.next] == self.tables[parent]
         self.next += 1
+
+    @rule(data=st.data())
+    def misuse(self, data):
+        """The same exception from every policy, and nothing has changed."""
+        gone, living = self.next, sorted(self.tables)
+        seq = data.draw(st.sampled_from(living)) if living else None
+        calls = [lambda: self.pool.release(gone), lambda: self.pool.grow(gone, 1), lambda: self.pool.fork(gone, -1),
+                 lambda: self.pool.admit(gone, -1), lambda: self.pool.admit(gone, 2, content=[1, 2, 3])]
+        if living:
+            foreign = next(b for b in range(self.BLOCKS + 1) if b not in self.tables[seq][-1:])
+            calls += [lambda: self.pool.admit(seq, 1), lambda: self.pool.fork(seq, seq),
+                      lambda: self.pool.release(seq, [foreign]), lambda: self.pool.grow(seq, 1, content=[-1]),
+                      lambda: self.pool.release(seq, [*self.tables[seq], 0])]
+        before = self._state()
+        for call in calls:
+            with pytest.raises(ValueError):
+                call()
+        for call in [lambda: self.pool.admit(gone, self.BLOCKS + 1)] + [
+                lambda: self.pool.grow(seq, self.BLOCKS + 1)] * bool(living):
+            with pytest.raises(OutOfBlocks):
+                call()
+        assert self._state() == before
 
     @invariant()
     def nothing_leaks_and_nobody_shares_unasked(self):
@@ -201,29 +286,47 @@ class Contract(RuleBasedStateMachine):
         for seq, table in self.tables.items():
             assert self.pool.table(seq) == table
             assert len(set(table)) == len(table)
-            assert all(0 <= b < self.BLOCKS for b in table)
+            assert all(allocators.reserved(self.policy) <= b < self.BLOCKS for b in table)
 
     @invariant()
-    def the_regions_book_is_right(self):
-        if not hasattr(self, "pool") or self.policy != "pim-aware":
+    def the_books_are_right(self):
+        if not hasattr(self, "pool"):
             return
-        held = {b for table in self.tables.values() for b in table}
         p = self.pool._pool
-        for region in range(self.BLOCKS // self.REGION):
-            free = sum(b not in held for b in range(region * self.REGION, (region + 1) * self.REGION))
-            assert p.room[region] == free
-            assert bool(int(p.empty[region >> 6]) >> (region & 63) & 1) == (free == self.REGION)
+        owners = np.bincount([b for table in self.tables.values() for b in table], minlength=self.BLOCKS)
+        reserved = allocators.reserved(self.policy)
+        assert p.refs[reserved:].tolist() == owners[reserved:].tolist()
+        cached = set(self.pool.cached())
+        loose = (owners == 0) & ~np.isin(np.arange(self.BLOCKS), list(cached)) & (np.arange(self.BLOCKS) >= reserved)
+        if self.policy != "vllm-v1":
+            assert p.tally["loose"][0] == loose.sum()
+        if self.policy in allocators.REGIONAL:
+            rooms = loose.reshape(-1, self.REGION).sum(axis=1)
+            assert p.rooms.tolist() == rooms.tolist()
+            for region, room in enumerate(rooms):
+                assert [int(p.ranks[r, 0]) >> region & 1 for r in range(self.REGION + 1)] == \
+                    [int(r == room) for r in range(self.REGION + 1)]
+            taken = [not int(p.bits[b // self.REGION, 0]) >> b % self.REGION & 1 for b in range(self.BLOCKS)]
+            assert taken == (~loose).tolist()
 
     def teardown(self):
         if not hasattr(self, "pool"):
             return
         for seq in self.tables:
             self.pool.release(seq)
-        assert self.pool.free_blocks == self.BLOCKS
+        assert self.pool.free_blocks == self.usable
 
 
-Contract.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+class RegionContract(Contract):
+    """The same for the region-aware forms of the engines' queues."""
+
+    POLICIES = ("vllm-v1-region", "sglang-region")
+
+
+Contract.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+RegionContract.TestCase.settings = settings(max_examples=200, stateful_step_count=100, deadline=None)
 TestContract = Contract.TestCase
+TestRegionContract = RegionContract.TestCase
 
 
 def test_a_released_block_never_goes_to_two(tmp_path):

@@ -12,7 +12,7 @@ KEYS = (
     "blocks_allocated_total cow_copies blocks_copied copied_bytes compactions spec_stalls m1_row_hit_frac "
     "m2_bank_parallelism_frac m3_bandwidth_gbps m4_latency_ns block_adjacency_frac same_region_frac region_spread "
     "m1_row_hit_frac_p05 m1_row_hit_frac_p95 m2_bank_parallelism_frac_p05 m2_bank_parallelism_frac_p95 "
-    "m4_latency_ns_p95 m3_busiest_gbps m4_busiest_ns m3_total_gbps"
+    "m4_latency_ns_p95 m3_busiest_gbps m4_busiest_ns m3_total_gbps recomputed_tokens swapped_bytes prefix_hit_tokens"
 ).split()
 
 

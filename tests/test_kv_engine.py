@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.kv import allocators, engine
+from artifact.kv import allocators, draws, engine
 from artifact.kv.requests import Requests
 from artifact.study.serving import Cell, run
 
@@ -128,13 +128,19 @@ def test_unsorted_arrivals_keep_their_names():
     assert [(step, rid) for step, rid, _ in seen] == [(0, 1), (9, 0)]
 
 
-def test_the_sampler_is_numpys_choice():
-    rng, numpys = np.random.default_rng(11), np.random.default_rng(11)
-    out = np.zeros(8, dtype=np.int64)
-    for n in [*range(1, 65), 256]:
-        k = min(8, n)
-        engine._choose(rng, n, k, out)
-        assert out[:k].tolist() == numpys.choice(n, k, replace=False).tolist()
+def test_the_streams_are_numpys():
+    """Doubles, bounded integers and choices in any mixture: the draws of `default_rng` with the same seed."""
+    mixture = np.random.default_rng(11)
+    for seed in range(4):
+        numpys, ours = np.random.default_rng(seed), draws.stream(seed)
+        for _ in range(500):
+            end = int(mixture.integers(1, 1 << int(mixture.integers(1, 32))))
+            assert draws.below(ours, end) == numpys.integers(end)
+            assert draws.random(ours) == numpys.random()
+            n = int(mixture.integers(1, 300))
+            out = np.zeros(min(8, n), dtype=np.int64)
+            draws.choice(ours, n, out)
+            assert out.tolist() == numpys.choice(n, out.size, replace=False).tolist()
 
 
 def test_small_batches_of_samples_are_the_same_samples():

@@ -89,6 +89,11 @@ def test_a_named_map_written_out_is_the_same_map(name, memory):
     assert (again.order, again.hashes) == (order.order, order.hashes)
 
 
+def test_commas_separate_words_as_blanks_do():
+    plain, listed = (mapping.parse(text) for text in ("co5 ch5 ba^=ro[0:2]", "co5, ch5,ba^=ro[0:2]"))
+    assert plain == listed == ((("co", 5), ("ch", 5)), (("ba", "ro", 0, 2),))
+
+
 def test_a_hash_moves_banks_by_row_and_leaves_the_rest():
     plain = mapping.address_map("host-cacheline", HBM3)
     hashed = mapping.address_map("co1 ch5 ba2 bg2 co4 ro14 ba^=ro[0:2]", HBM3)

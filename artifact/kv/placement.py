@@ -24,19 +24,21 @@ class Placement(NamedTuple):
 
 
 @compiled
-def _placement(flat, starts, blocks, g, regions, adjacency, same, spread):
-    seen = np.full(regions, -1, dtype=np.int64)
+def _placement(flat, starts, blocks, g, region_of, adjacency, same, spread):
+    seen = np.full(region_of[-1] + 1, -1, dtype=np.int64)
     for i in range(starts.size):
         n = blocks[i]
         adjacent, together, distinct = 0, 0, 0
+        before, before_region = np.int64(-2), np.int64(-1)
         for j in range(starts[i], starts[i] + n):
-            region = flat[j] // g
+            block = flat[j]
+            region = region_of[block]
             if seen[region] != i:
                 seen[region] = i
                 distinct += 1
-            if j > starts[i]:
-                adjacent += flat[j] == flat[j - 1] + 1
-                together += region == flat[j - 1] // g
+            adjacent += block == before + 1
+            together += region == before_region
+            before, before_region = block, region
         if n > 1:
             adjacency[i] = adjacent / (n - 1)
             if g > 1:
@@ -47,5 +49,5 @@ def _placement(flat, starts, blocks, g, regions, adjacency, same, spread):
 def placement(flat, starts, blocks, blocks_per_region, num_blocks):
     """Placement of many block tables: table i is `flat[starts[i]:starts[i] + blocks[i]]`, ids below `num_blocks`."""
     out = Placement(*(np.full(starts.size, np.nan) for _ in range(3)))
-    _placement(flat, starts, blocks, blocks_per_region, -(-num_blocks // blocks_per_region), *out)
+    _placement(flat, starts, blocks, blocks_per_region, np.arange(num_blocks) // blocks_per_region, *out)
     return out

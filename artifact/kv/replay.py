@@ -3,8 +3,48 @@
 import json
 from pathlib import Path
 
+import numpy as np
+
+from artifact.compiled import compiled
 from artifact.kv import allocators
+from artifact.kv.pool import QUEUE
 from artifact.pim import geometry
+
+OPERATIONS = ("admit", "grow", "release", "last")
+ADMIT, GROW, RELEASE, LAST = range(len(OPERATIONS))
+
+
+@compiled
+def operate(p, operations, tables, held):
+    """Put `operations`, int64 [n, 3] of `OPERATIONS`, slot and blocks, to the pool `p`; nothing is checked.
+
+    `tables` int32 [slots, blocks] and `held` int64 [slots] are what each slot has. Where content is kept, every block
+    but a sequence's last has some of its own.
+    """
+    keys = np.zeros(tables.shape[1], dtype=np.int64)
+    for i in range(operations.shape[0]):
+        kind, slot, blocks = operations[i]
+        row = tables[slot]
+        if kind == ADMIT and p.policy < QUEUE:
+            allocators.open_slot(p, slot, blocks, blocks)
+            allocators.take_into(p, slot, row, 0, blocks)
+            held[slot] = blocks
+        elif kind == ADMIT:
+            for j in range(blocks):
+                keys[j] = i << 20 | j
+            allocators.enter(p, slot, row, blocks, keys, max(0, blocks - 1), 0)
+            held[slot] = blocks
+        elif kind == GROW:
+            if p.policy >= QUEUE and held[slot]:
+                allocators.know(p, row[held[slot] - 1], i << 20)
+            allocators.take_into(p, slot, row, held[slot], blocks)
+            held[slot] += blocks
+        elif kind == LAST:
+            held[slot] -= blocks
+            allocators.give_last(p, slot, row[held[slot] : held[slot] + blocks])
+        else:
+            allocators.release(p, slot, row, held[slot])
+            held[slot] = 0
 
 _DRAM, _MODEL = "hbm3-pim", "llama-gqa-8kv"  # the study's: they size the regions of pim-aware
 

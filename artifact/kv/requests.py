@@ -3,30 +3,56 @@
 The five synthetic workloads draw exactly what the study draws (KV-PIMple `workload.py`, commit eb56d6d): one
 NumPy PCG64 generator per call, vectorised draws in the order written here. `trace` reads recorded serving traces:
 Azure LLM-inference CSV (TIMESTAMP, ContextTokens, GeneratedTokens) and Mooncake JSON lines (timestamp in ms,
-input_length, output_length).
+input_length, output_length, hash_ids: an id for each 512 tokens of the prompt, equal where prefixes are).
 """
 
 import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 COLUMNS = ("rid", "arrival_step", "prompt_len", "output_len", "prefix_id", "prefix_len")
 _DEFAULT_RATE = {"steady": 0.25, "spec": 0.25, "longctx": 0.2, "prefix": 0.25, "fixedlen": 0.3}
 NAMES = (*_DEFAULT_RATE, "trace")
+_PREFIX_ID_TOKENS = 1 << 20  # the shared prefix has one id, as it is shared as a whole
+_HASH_IDS = 1 << 40
+_HASH_TOKENS = 512  # Mooncake's traces have an id for every 512 tokens
+
+
+class Content(NamedTuple):
+    """What is known of prompts' tokens: ids that stand for them and all before them, equal where prefixes are equal."""
+
+    ids: np.ndarray  # int64, of all requests one after another, each for the next `id_tokens` tokens
+    starts: np.ndarray  # int64 [n], where each request's ids begin
+    known_tokens: np.ndarray  # int64 [n], how far each request's ids reach
+    id_tokens: int
 
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """int64 arrays [n]; `prefix_id` is -1 where nothing is shared; lengths in tokens, arrivals in engine steps."""
+    """int64 arrays [n]; `prefix_id` is -1 where nothing is shared; lengths in tokens, arrivals in engine steps.
+
+    `content`, None when nothing is known, is what allocators with a cache share; the pinned prefix of the others is
+    `prefix_id`.
+    """
 
     arrival_step: np.ndarray
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
     prefix_id: np.ndarray
     prefix_tokens: np.ndarray
+    content: Content | None = None
+
+    def taken(self, order):
+        """The requests `order`, an array of their numbers."""
+        arrays = (self.arrival_step, self.prompt_tokens, self.output_tokens, self.prefix_id, self.prefix_tokens)
+        content = self.content
+        if content is not None:
+            content = content._replace(starts=content.starts[order], known_tokens=content.known_tokens[order])
+        return Requests(*(array[order] for array in arrays), content)
 
     def __len__(self):
         return self.arrival_step.size
@@ -46,10 +72,9 @@ class Requests:
         return "\n".join(lines) + "\n"
 
 
-def _requests(arrivals, prompts, outputs, prefix_id=None, prefix_tokens=None):
-    none = np.full(arrivals.size, -1, dtype=np.int64) if prefix_id is None else prefix_id
-    shared = np.zeros(arrivals.size, dtype=np.int64) if prefix_tokens is None else prefix_tokens
-    return Requests(arrivals, prompts, outputs, none, shared)
+def _requests(arrivals, prompts, outputs, content=None):
+    none, shared = np.full(arrivals.size, -1, dtype=np.int64), np.zeros(arrivals.size, dtype=np.int64)
+    return Requests(arrivals, prompts, outputs, none, shared, content)
 
 
 def _arrivals(rng, n, rate):
@@ -79,9 +104,9 @@ def _prefix(rng, n, rate):
     tails = _lognormal(rng, n, 150, 0.8, 8, 4096)
     plain = _lognormal(rng, n, 200, 1.0, 8, 8192)
     outputs = _lognormal(rng, n, 200, 0.8, 4, 2048)
-    return _requests(
-        arrivals, np.where(shared, length + tails, plain), outputs, np.where(shared, 0, -1), np.where(shared, length, 0)
-    )
+    prompts, known = np.where(shared, length + tails, plain), np.where(shared, length, 0)
+    content = Content(np.zeros(1, dtype=np.int64), np.zeros(n, dtype=np.int64), known, _PREFIX_ID_TOKENS)
+    return Requests(arrivals, prompts, outputs, np.where(shared, 0, -1), known, content)
 
 
 def _positive(name, value):
@@ -150,10 +175,20 @@ def read_trace(path, *, step_ms=25.0, limit=None):
             raise ValueError(f"{name} line {number}: {why}") from None
     if not rows:
         raise ValueError(f"{name}: no requests after the header")
-    time_ms, prompts, outputs = (np.array(column) for column in zip(*rows, strict=True))
-    order = np.argsort(time_ms, kind="stable")
+    *columns, hashes = zip(*rows, strict=True)
+    time_ms, prompts, outputs = map(np.array, columns)
+    prompts, outputs = prompts.astype(np.int64), outputs.astype(np.int64)
     arrivals = np.floor((time_ms - time_ms.min()) / step_ms).astype(np.int64)
-    return _requests(arrivals[order], prompts.astype(np.int64)[order], outputs.astype(np.int64)[order])
+    read = _requests(arrivals, prompts, outputs, _hashed(prompts, hashes) if any(hashes) else None)
+    return read.taken(np.argsort(time_ms, kind="stable"))
+
+
+def _hashed(prompts, hashes):
+    """`Content` of rows with these lists of ids; an id beyond the prompt says nothing."""
+    counts = np.array([len(ids) for ids in hashes])
+    starts = np.cumsum(counts) - counts
+    ids = np.array([i for some in hashes for i in some], dtype=np.int64)
+    return Content(ids, starts, np.minimum(prompts, counts * _HASH_TOKENS), _HASH_TOKENS)
 
 
 def _tokens(name, value):
@@ -180,7 +215,7 @@ def _azure_row(line):
         raise ValueError(f"TIMESTAMP is {cells[0]!r}; allowed: YYYY-MM-DD HH:MM:SS.fffffff") from None
     time_ms = seconds * 1e3 + (int(fraction) / 10 ** (len(fraction) - 3) if fraction else 0.0)
     try:
-        return time_ms, _tokens("ContextTokens", cells[1]), _tokens("GeneratedTokens", cells[2])
+        return time_ms, _tokens("ContextTokens", cells[1]), _tokens("GeneratedTokens", cells[2]), ()
     except ValueError as error:
         raise ValueError(str(error).replace("invalid literal for int() with base 10:", "not a whole number:")) from None
 
@@ -198,4 +233,8 @@ def _mooncake_row(line):
     lengths = (row["input_length"], row["output_length"])
     if any(isinstance(v, str) for v in lengths):
         raise ValueError(f"input_length, output_length are {lengths!r}; allowed: whole numbers")
-    return float(time_ms), _tokens("input_length", lengths[0]), _tokens("output_length", lengths[1])
+    hashes = row.get("hash_ids", [])
+    whole = isinstance(hashes, list) and all(type(i) is int and 0 <= i < _HASH_IDS for i in hashes)
+    if not whole:
+        raise ValueError(f"hash_ids is {str(hashes)[:80]}; allowed: a list of whole numbers from 0 below {_HASH_IDS}")
+    return float(time_ms), _tokens("input_length", lengths[0]), _tokens("output_length", lengths[1]), hashes

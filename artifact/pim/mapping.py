@@ -152,7 +152,7 @@ def parse(text):
     if text in NAMES:
         return None
     order, hashes = [], []
-    for word in text.split():
+    for word in text.replace(",", " ").split():
         field, hashed = _FIELD.fullmatch(word), _HASH.fullmatch(word)
         if hashed:
             hashes.append((hashed[1], hashed[2], int(hashed[3]), int(hashed[4])))

@@ -30,7 +30,6 @@ class Reading(NamedTuple):
     high: np.ndarray  # int64 [bursts of the memory / 2**bits]
     bits: int
     base: int  # first burst of the pool
-    blocks: int
     block_tokens: int
     token_bursts: int
     heads: int  # parts of a block that lie one after another: KV heads, or 1
@@ -66,8 +65,8 @@ def reading(order, token_bytes, block_tokens, num_blocks, *, heads=1, base_bytes
     bits = order.bits // 2
     low = bandwidth.packed(order, np.arange(1 << bits))
     high = bandwidth.packed(order, np.arange(1 << order.bits - bits) << bits)
-    return Reading(low, high, bits, base_bytes // dram.burst_bytes, num_blocks, block_tokens, token_bursts, heads,
-                   turn or 1 << 62, writes, dram.channels, (dram.channels - 1).bit_length(), dram.banks)
+    return Reading(low, high, bits, base_bytes // dram.burst_bytes, block_tokens, token_bursts, heads, turn or 1 << 62,
+                   writes, dram.channels, (dram.channels - 1).bit_length(), dram.banks)
 
 
 @compiled

@@ -11,7 +11,7 @@ from artifact.pim import bandwidth, geometry, mapping
 from artifact.study import paths, results, sweep
 from artifact.study.serving import Cell, run
 
-_COMPARED = allocators.NAMES
+_COMPARED = allocators.STUDIED
 # settings that one allocator has and another has not: no part of what makes two cells the same
 _OF_ALLOCATOR = ("allocator", "spec_adopt", "pim_scratch", "pim_plan", "pim_compact_frac")
 PRESET = "HBM3_5.2Gbps"  # AttAcc's default, in whose cycles a gain is counted beside M3's

@@ -85,7 +85,7 @@ def _unaccounted(run, cell):
     """Most blocks that any sampled step has live, or has lost, beside those in the batch's tables; with a sequence left
     out, the same."""
     worst = [0, 0]
-    pool = cell.num_blocks(cell.load_requests())
+    pool, reserved = cell.num_blocks(cell.load_requests()), allocators.reserved(cell.allocator)
 
     def look(samples):
         edges = np.append(np.flatnonzero(np.diff(samples.step, prepend=-1)), samples.step.size)
@@ -94,7 +94,7 @@ def _unaccounted(run, cell):
             live, free = samples.live_blocks[a], samples.free_blocks[a]
             for i, some in enumerate((tables, tables[1:])):
                 held = np.unique(np.concatenate(some)).size if some else 0
-                worst[i] = max(worst[i], abs(int(live) - held), abs(pool - int(live + free)))
+                worst[i] = max(worst[i], abs(int(live) - reserved - held), abs(pool - int(live + free)))
 
     run(cell, on_tables=look)
     return worst

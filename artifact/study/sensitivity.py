@@ -6,7 +6,6 @@
 import numpy as np
 import pandas as pd
 
-from artifact.kv import allocators
 from artifact.pim import bandwidth, geometry
 from artifact.study import cycles, experiments, intervals, paths, results, serving, sweep
 from artifact.study.serving import Cell
@@ -24,7 +23,8 @@ _BLOCKS = 20  # of a run's samples, in order: what the bootstrap of a trace draw
 
 def sweeps(size, keep=None):
     """Every cell of every sweep of `SWEEPS`, with its sweep's name: one frame, so that a claim names a row of it."""
-    frames = [sweep.compute(sweep.expand(sweep.load(name), size), keep=keep).assign(sweep=name) for name in SWEEPS]
+    cells = {name: sweep.expand(sweep.load(name), size) for name in SWEEPS}
+    frames = [sweep.compute(cells[name], keep=keep, preset=experiments.PRESET).assign(sweep=name) for name in SWEEPS]
     frame = pd.concat(frames, ignore_index=True)
     return frame[["sweep", *(name for name in frame if name != "sweep")]]
 
@@ -261,7 +261,7 @@ def _option(row):
 
 def options(size, keep=None):
     """Every cell of the sweep `options`, with the option in words (`option`; the study's choice is `as studied`)."""
-    frame = sweep.compute(sweep.expand(sweep.load("options"), size), keep=keep)
+    frame = sweep.compute(sweep.expand(sweep.load("options"), size), keep=keep, preset=experiments.PRESET)
     words = [_option(row) or "as studied" for row in frame.to_dict("records")]
     return frame.assign(option=words)
 
@@ -285,9 +285,14 @@ def _over_seeds(gains_, same):
     return pd.DataFrame(rows)
 
 
+def compared():
+    """The allocators of data/sweeps/baselines.yml, on drawn and on real traffic."""
+    return sweep.load("baselines").cells[0]["allocator"]
+
+
 def baselines(size, keep=None):
     """Every allocator of the sweep `baselines` on seeded traffic."""
-    return sweep.compute(sweep.expand(sweep.load("baselines"), size), keep=keep)
+    return sweep.compute(sweep.expand(sweep.load("baselines"), size), keep=keep, preset=experiments.PRESET)
 
 
 def baseline_gains(frame):
@@ -312,10 +317,10 @@ def trace_gains(size, folder=None):
     rows = []
     for file in files:
         found = {}
-        for allocator in allocators.NAMES:
+        for allocator in compared():
             cell = Cell(workload="trace", trace_file=str(file), requests=size.trace_requests, allocator=allocator,
                         seed=size.seed)  # fmt: skip
-            found[allocator] = serving.run(cell)[1]
+            found[allocator] = serving.run(cell, preset=experiments.PRESET)[1]
         for base in [name for name in BASES if name in found]:
             for allocator in [name for name in found if name != base]:
                 rows.append({"workload": "trace", "trace": file.name, "allocator": allocator, "over": base,
@@ -326,7 +331,7 @@ def trace_gains(size, folder=None):
 def _paired(mine, base):
     """Ratios of two runs' bandwidths, with 95 % intervals from their `_BLOCKS` parts in time."""
     out = {}
-    ways = {"total": "m4_latency_ns", "busiest": "m4_busiest_ns"}
+    ways = {"total": "m4_latency_ns", "busiest": "m4_busiest_ns", "cycles_total": "controller_ns"}
     for way, time in ways.items():
         sums = [np.array([(part["kv_bytes"].sum(), part["time"].sum()) for part in _parts(run_, time)])
                 for run_ in (mine, base)]  # fmt: skip

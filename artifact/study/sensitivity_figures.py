@@ -102,7 +102,9 @@ def _by_number(text: str) -> tuple:
 
 
 def traffic(frame: pd.DataFrame) -> go.Figure:
-    """Every allocator over each of today's, on drawn and on real traffic, with intervals, in two ways of counting."""
+    """What fills regions over each of today's allocators, on drawn and on real traffic, with intervals, in two ways of
+    counting; the table has the others, too."""
+    frame = frame[frame["allocator"].eq("pim-aware") | frame["allocator"].str.endswith("-region")]
     frame = frame.assign(place=[_place(*key) for key in zip(frame["workload"], frame["trace"], frame["over"],
                                                             strict=True)])  # fmt: skip
     order = {"steady": 0, "prefix": 1}

@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from artifact.kv import allocators, engine, placement, requests
-from artifact.pim import bandwidth, geometry, mapping, reads, streams, timing
+from artifact.pim import bandwidth, blocks, geometry, mapping, reads, streams, timing
+from artifact.study import reduction
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -60,6 +61,8 @@ class Cell(BaseModel):
     pim_scratch: Literal[engine.SCRATCHES] = "separate"
     pim_plan: Literal[allocators.PLANS] = "bestfit"
     pim_compact: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    preempt: Literal[engine.PREEMPTS] = "recompute"
+    frees: Literal[allocators.FREES] = "ordered"
     sample_every: Count = 16
     sample_sequences: Count = 8
 
@@ -86,6 +89,8 @@ class Cell(BaseModel):
             raise ValueError(
                 "allocator contiguous cannot run under vllm admission; allowed: oracle, since it needs final lengths"
             )
+        if self.frees == "unordered" and self.allocator != "paged":
+            raise ValueError(f"frees is 'unordered' with allocator {self.allocator}; allowed: with paged")
         if self.kv_split and self.kv_shards > 1:
             raise ValueError("kv_split with kv_shards above 1 is not defined; allowed: one of them")
         whole = {"turn_tokens": self.turn_tokens, "charged moves": self.charged == "moves"}
@@ -183,45 +188,82 @@ def run(cell, *, preset=None, on_tables: Callable | None = None, on_progress: Ca
     """Simulate `cell` -> (summary dict, per-sample columns dict of arrays [S]).
 
     The summary has the keys of the command line's `kv simulate --json`; with a `preset` of `pim.timing` also the
-    bandwidth in cycles of its controller, without refresh (NaN where the channels see different streams).
+    bandwidth in cycles of its controller, without refresh (NaN where that is unknown, see below).
     `on_tables(samples)` sees every batch of sampled block tables (`engine.Samples`, valid during the call);
     `on_progress(arrived, requests)` comes after each.
+    """
+    batches = []
+
+    def keep(columns):
+        batches.append({name: np.array(values) for name, values in columns.items()})
+
+    summary = summarise(cell, preset=preset, on_tables=on_tables, on_progress=on_progress, on_columns=keep)
+    return summary, {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
+
+
+def summarise(cell, *, preset=None, by_burst=False, on_tables=None, on_progress=None, on_columns=None):
+    """The summary of `run` alone, in memory that does not grow with the samples, unless moves are charged to them.
+
+    `by_burst` counts every burst where whole blocks would do. `on_columns(columns)` sees each batch's columns.
     """
     machine, lay = begin(cell)
     memory, region, num_blocks = cell.memory, cell.blocks_per_region, lay.base.size
     reading, how = _reading(cell, num_blocks), {"coalesce": cell.coalesce, "window": cell.window}
-    batches = []
+    whole = None if by_burst or reading is not None else blocks.whole(lay, **how)
+    reduced = {name: reduction.Reduction(percentiles=name in _SPREAD) for name in _REDUCED}
+    held = []
+
+    def add(columns):
+        for name in _REDUCED:
+            if name in columns:
+                reduced[name].add(columns[name].astype(np.float64, copy=False))
+        if preset is not None:
+            reduced["cycles_bandwidth_gbps"].add(columns["kv_bytes"] / columns["controller_ns"])
+        if on_columns:
+            on_columns(columns)
+
     for batch in machine.samples():
         groups = _groups(batch.step, cell.turn_tokens)
-        if reading is None:
+        if reading is not None:
+            counts = reads.count(batch.flat, batch.starts, batch.tokens, reading, memory, groups=groups, **how)
+        elif whole is None:
             counts = bandwidth.count_tables(batch.flat, batch.starts, batch.tokens, lay, memory, **how)
         else:
-            counts = reads.count(batch.flat, batch.starts, batch.tokens, reading, memory, groups=groups, **how)
+            counts = blocks.count_tables(batch.flat, batch.starts, batch.tokens, lay, memory, whole)
         columns = _columns(batch, groups)
         kv_bytes = columns["tokens"] * cell.token_bytes
-        moved = counts.bursts * memory.burst_bytes
         columns |= {
             "kv_bytes": kv_bytes,
             "bursts": counts.bursts,
             "commands": counts.commands,
             "hits": counts.commands - counts.misses,
-            **bandwidth.metrics(counts, moved, memory)._asdict(),
+            **bandwidth.metrics(counts, counts.bursts * memory.burst_bytes, memory)._asdict(),
         }
         lie = placement.placement(batch.flat, batch.starts, batch.blocks, region, num_blocks)._asdict()
         columns |= lie if cell.turn_tokens is None else {k: np.full(kv_bytes.size, np.nan) for k in lie}
         if preset is not None:
-            apart = lay if reading is None else lay._replace(stream=lay.stream[:0])
-            columns["controller_ns"] = _controller_ns(columns["tokens"], batch, apart, timing.preset(preset))
-        batches.append({name: np.array(values) for name, values in columns.items()})
+            columns["controller_ns"] = _controller_ns(cell, columns["tokens"], batch, lay, timing.preset(preset))
+        if cell.charged == "moves":  # what was copied is known at the end
+            held.append({name: np.array(values) for name, values in columns.items()})
+        else:
+            add(columns)
         if on_tables:
             on_tables(batch)
         if on_progress:
             on_progress(*machine.progress)
-    columns = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
     outcome = machine.outcome()
-    if cell.charged == "moves":
+    if held:
+        columns = {name: np.concatenate([part[name] for part in held]) for name in held[0]}
         _charge(columns, outcome, cell)
-    return _summary(outcome, columns, cell.token_bytes), columns
+        add(columns)
+    return _summary(outcome, reduced, cell, preset is not None)
+
+
+_SPREAD = ("m1_row_hit_frac", "m2_bank_parallelism_frac", "m4_latency_ns")
+_REDUCED = (
+    *_SPREAD, "m3_bandwidth_gbps", "m3_busiest_gbps", "m4_busiest_ns", "kv_bytes", "controller_ns",
+    "cycles_bandwidth_gbps", "block_adjacency_frac", "same_region_frac", "region_spread",
+)  # fmt: skip
 
 
 def _reading(cell, num_blocks):
@@ -262,11 +304,13 @@ def _charge(columns, outcome, cell):
         columns[rate] = columns["kv_bytes"] / columns[time]
 
 
-def _controller_ns(tokens, batch, lay, times):
-    """The controller's time of each sampled sequence, its legacy channels at work together."""
-    if not lay.stream.size:
+def _controller_ns(cell, tokens, batch, lay, times):
+    """The controller's time of each sampled sequence, its legacy channels at work together; NaN where that is unknown:
+    for another device than its own, other streams in each channel, or commands that close when a bank repeats."""
+    if not (cell.as_studied and cell.coalesce == "window" and cell.dram == "hbm3-pim" and lay.stream.size):
         return np.full(tokens.size, np.nan)
-    return streams.many(batch.flat, batch.starts, batch.tokens, lay, times)[:, 1] * times.tck_ps / 1000
+    cycles = streams.many(batch.flat, batch.starts, batch.tokens, lay, times, window=cell.window)[:, 1]
+    return cycles * times.tck_ps / 1000
 
 
 def begin(cell):
@@ -277,14 +321,14 @@ def begin(cell):
     lay = bandwidth.layout(order, cell.token_bytes, cell.tokens_per_block, num_blocks)
     slots = engine.Engine.slots(work, cell.max_batch)
     pool = allocators.pool(cell.allocator, num_blocks, cell.blocks_per_region, slots, seed=cell.seed,
-                           plan=cell.pim_plan)
+                           plan=cell.pim_plan, frees=cell.frees)
     return engine.Engine(work, pool, _rules(cell, num_blocks), seed=cell.seed), lay
 
 
 def _rules(cell, num_blocks):
     adopt = cell.spec_adopt
     if adopt == "auto":
-        adopt = "copyback" if cell.allocator == "pim-aware" else "splice"
+        adopt = "copyback" if cell.allocator in allocators.REGIONAL else "splice"
     return engine.Rules(
         block_tokens=cell.tokens_per_block,
         max_batch=cell.max_batch,
@@ -298,48 +342,46 @@ def _rules(cell, num_blocks):
         compact=cell.pim_compact,
         sample_every=cell.sample_every,
         sample_sequences=cell.sample_sequences,
+        swap=cell.preempt == "swap",
     )
 
 
 def _spread(name, values):
     """Mean and 5th and 95th percentile (linear) of `values`, NaN when there are none."""
-    if not values.size:
-        values = np.array([np.nan])
-    low, high = np.percentile(values, [5, 95])
-    return {name: float(values.mean()), f"{name}_p05": float(low), f"{name}_p95": float(high)}
-
-
-def _mean(values):
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if values.size else float("nan")
+    low, high = values.percentile(5, 95)
+    return {name: values.mean(), f"{name}_p05": low, f"{name}_p95": high}
 
 
 def _total(kv_bytes, time_ns):
     """All bytes over all time, GB/s; NaN when there is none."""
-    return float(kv_bytes.sum() / time_ns.sum()) if kv_bytes.size else float("nan")
+    return kv_bytes.sum() / time_ns.sum() if time_ns.sum() else float("nan")
 
 
-def _summary(outcome, columns, token_bytes):
-    latency = _spread("m4_latency_ns", columns["m4_latency_ns"])
+def _summary(outcome, reduced, cell, cycles):
+    latency = _spread("m4_latency_ns", reduced["m4_latency_ns"])
     counts = dict(vars(outcome))
-    copied_bytes = counts.pop("copied_tokens") * token_bytes
-    cycles = {}
-    if "controller_ns" in columns:
-        cycles["cycles_bandwidth_gbps"] = _mean(columns["kv_bytes"] / columns["controller_ns"])
-        cycles["cycles_total_gbps"] = _total(columns["kv_bytes"], columns["controller_ns"])
+    copied_bytes = counts.pop("copied_tokens") * cell.token_bytes
+    prefix_hit_tokens = counts.pop("prefix_hit_blocks") * cell.tokens_per_block
+    swapped_bytes = counts.pop("blocks_swapped") * cell.tokens_per_block * cell.token_bytes
+    in_cycles = {}
+    if cycles:
+        in_cycles["cycles_bandwidth_gbps"] = reduced["cycles_bandwidth_gbps"].mean()
+        in_cycles["cycles_total_gbps"] = _total(reduced["kv_bytes"], reduced["controller_ns"])
     return {
         **counts,
         "copied_bytes": copied_bytes,
-        **_spread("m1_row_hit_frac", columns["m1_row_hit_frac"]),
-        **_spread("m2_bank_parallelism_frac", columns["m2_bank_parallelism_frac"]),
-        "m3_bandwidth_gbps": _mean(columns["m3_bandwidth_gbps"]),
+        "swapped_bytes": swapped_bytes,
+        "prefix_hit_tokens": prefix_hit_tokens,
+        **_spread("m1_row_hit_frac", reduced["m1_row_hit_frac"]),
+        **_spread("m2_bank_parallelism_frac", reduced["m2_bank_parallelism_frac"]),
+        "m3_bandwidth_gbps": reduced["m3_bandwidth_gbps"].mean(),
         "m4_latency_ns": latency["m4_latency_ns"],
         "m4_latency_ns_p95": latency["m4_latency_ns_p95"],
-        "m3_busiest_gbps": _mean(columns["m3_busiest_gbps"]),
-        "m4_busiest_ns": _mean(columns["m4_busiest_ns"]),
-        "m3_total_gbps": _total(columns["kv_bytes"], columns["m4_latency_ns"]),
-        **cycles,
-        **{k: _mean(columns[k]) for k in ("block_adjacency_frac", "same_region_frac", "region_spread")},
+        "m3_busiest_gbps": reduced["m3_busiest_gbps"].mean(),
+        "m4_busiest_ns": reduced["m4_busiest_ns"].mean(),
+        "m3_total_gbps": _total(reduced["kv_bytes"], reduced["m4_latency_ns"]),
+        **in_cycles,
+        **{k: reduced[k].mean() for k in ("block_adjacency_frac", "same_region_frac", "region_spread")},
     }
 
 
