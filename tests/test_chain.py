@@ -57,7 +57,7 @@ def lies(tmp_path_factory):
     put(folder, "16_unknown", WRITES, parameters='scal = "tiny"\nresults = None')
     put(folder, "17_untidy", WRITES.replace("a_count,origin", "a_count,source"))
     put(folder, "19_last_exit", WRITES, "import sys; sys.exit(0)")
-    put(folder, "20_good", WRITES, "import sys, os; print(sys.executable, os.getcwd())")
+    put(folder, "20_good", WRITES, "import sys, os; print(sys.executable, os.getcwd(), sep=chr(10))")
     stale = out / "tiny" / "14_stale" / "a.csv"
     stale.parent.mkdir(parents=True)
     stale.write_text("a_count,origin\n1,simulated\n")
@@ -92,7 +92,7 @@ def test_what_needs_a_failed_one_is_skipped_and_the_rest_runs(lies):
     assert outcomes["15"]["state"] == "skipped" and "13_error" in outcomes["15"]["reason"]
     assert outcomes["20"]["state"] == "done"
     executed = nbformat.read(folder / "20_good" / "notebook.ipynb", as_version=4)
-    python, where = executed.cells[-1].outputs[0].text.split()
+    python, where = executed.cells[-1].outputs[0].text.splitlines()
     assert python == sys.executable, "the kernel is this interpreter"
     assert not Path(where).exists() and not Path(where).is_relative_to(paths.root()), "in a folder of its own"
     manifest = results.trusted(folder / "20_good")

@@ -145,7 +145,7 @@ def test_a_faulty_claims_file_is_one_line(tmp_path, change, says):
         claims.load(tmp_path / "claims.yml")
     message = str(caught.value)
     assert says in message and "claims.yml: claim m1.paged-16" in message and "\n" not in message
-    assert len(message) < 300
+    assert len(message.replace(str(tmp_path), "")) < 300
 
 
 @pytest.mark.parametrize(("text", "says"), [

@@ -20,7 +20,7 @@ CELLS = [Cell(requests=20, seed=seed, allocator=name) for seed in range(3) for n
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
     """A scheduler here and two worker processes with one thread each."""
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0",
                                   local_directory=tmp_path_factory.mktemp("dask")) as local:
         yield local
 
@@ -97,7 +97,7 @@ def test_what_is_no_executor_is_one_line(cli, monkeypatch, executor, says):
 
 def test_a_scheduler_without_workers_is_one_line(cli, monkeypatch):
     monkeypatch.setattr(cluster, "WAIT_S", 1)
-    with distributed.LocalCluster(n_workers=0, dashboard_address=None) as empty:
+    with distributed.LocalCluster(n_workers=0, dashboard_address=":0") as empty:
         done = cli("kv", "sweep", "heatmap", "--scale", "tiny", "--executor", f"dask:{empty.scheduler_address}")
     assert done.code == 2 and "has no worker" in done.err and done.err.count("\n") == 1
 
