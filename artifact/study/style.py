@@ -26,6 +26,10 @@ POLICIES = {
     "pim-aware": Look("#D55E00", "square", "/"),
     "contiguous": Look("#009E73", "triangle-up", "."),
     "random": Look("#666666", "x", "x"),
+    "vllm-v1": Look("#56B4E9", "triangle-down", "|"),
+    "sglang": Look("#CC79A7", "pentagon", "-"),
+    "vllm-v1-region": Look("#E69F00", "diamond", "\\"),
+    "sglang-region": Look("#222222", "cross", "+"),
 }
 PREDICTORS = {  # how a page writes "calibrated" is in SAID
     "last step": Look("#0072B2", "circle", ""),
