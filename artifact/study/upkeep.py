@@ -178,11 +178,12 @@ def worst(size, *, rounds=5, repeats=200):
             "admit": ([(ADMIT, r, 1) for r in range(count)], [(ADMIT, count, region), (RELEASE, count, region)], 2),
         }
         for what, (before, timed, share) in cases.items():
-            stream = np.array(timed * repeats, dtype=np.int64)
+            times = min(repeats, count)  # no more appends than there are free blocks
+            stream = np.array(timed * times, dtype=np.int64)
             sides = {(name, OURS): _ours(name, count * region, region, slots, stream, before) for name in _RIVALS}
             sides |= {(name, PLAIN): _plain(name, count * region, region, stream, before) for name in _RIVALS}
             for (name, kind), (spent, _) in _shortest(sides, rounds).items():
-                out.append((what, name, kind, count, spent / (share * repeats) * 1e9, "measured"))
+                out.append((what, name, kind, count, spent / (share * times) * 1e9, "measured"))
     return pd.DataFrame(out, columns=["operation", "allocator", "implementation", "regions_count", "time_ns", "origin"])
 
 
@@ -234,7 +235,7 @@ def churn(size):
         rows.append({**same, "decode_steps_count": found["decode_steps"], "samples_count": found["samples"],
                      "m1_row_hit_frac": found["m1_row_hit_frac"], "region_spread": found["region_spread"],
                      "origin": "simulated"})
-        times.append({**same, "run_time_s": spent, "request_time_us": spent / requests * 1e6, "origin": "measured"})
+        times.append({**same, "run_time_ms": spent * 1e3, "request_time_us": spent / requests * 1e6, "origin": "measured"})
     return pd.DataFrame(rows), pd.DataFrame(times)
 
 
