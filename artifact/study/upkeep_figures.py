@@ -39,7 +39,7 @@ def cost(frame: pd.DataFrame) -> go.Figure:
 
 def worst(frame: pd.DataFrame) -> go.Figure:
     """Nanoseconds of an append and of an admission when no region is empty, by the number of regions."""
-    figure = style.sheet("The worst case, by the number of regions", 560, cols=2, legend=True, headings=True,
+    figure = style.sheet("The worst case, by the number of regions", 590, cols=2, legend=2, headings=True,
                          shared_yaxes=True, horizontal_spacing=0.06)
     frame = frame.sort_values("regions_count")
     for col, what in enumerate(("append", "admit"), 1):
