@@ -5,9 +5,9 @@ bits, the low half of a fresh word first and its high half at the next request, 
 """
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.cgutils import ir
 from numba.extending import intrinsic
 
 from artifact.compiled import compiled, inlined
