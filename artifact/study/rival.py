@@ -69,7 +69,10 @@ class Stack:
             thing = todo.pop()
             if id(thing) not in seen:
                 seen[id(thing)] = sys.getsizeof(thing)
-                todo += [*thing, *thing.values()] if isinstance(thing, dict) else thing if isinstance(thing, list) else []
+                if isinstance(thing, dict):
+                    todo += [*thing, *thing.values()]
+                elif isinstance(thing, list):
+                    todo += thing
         return sum(seen.values())
 
 
