@@ -40,7 +40,7 @@ def cost(frame: pd.DataFrame) -> go.Figure:
 
 def worst(frame: pd.DataFrame) -> go.Figure:
     """Nanoseconds of an append and of an admission when no region is empty, by the number of regions."""
-    figure = style.sheet("The worst case, by the number of regions", 590, cols=2, legend=2, headings=True,
+    figure = style.sheet("The worst case, by the number of regions", 560, cols=2, legend=True, headings=True,
                          shared_yaxes=True, horizontal_spacing=0.06)
     frame = frame.sort_values("regions_count")
     for col, what in enumerate(("append", "admit"), 1):
@@ -50,7 +50,8 @@ def worst(frame: pd.DataFrame) -> go.Figure:
                               & (frame["implementation"] == kind)]
                 dash = "solid" if kind == "compiled" else "8px,5px"
                 figure.add_scatter(x=cells["regions_count"].tolist(), y=cells["time_ns"].round(2).tolist(),
-                                   mode="lines+markers", name=f"{policy}, {said}", showlegend=col == 1, row=1, col=col,
+                                   mode="lines+markers", name=policy, row=1, col=col,
+                                   showlegend=col == 1 and kind == "compiled",
                                    marker=style.marker(policy), line={"color": style.LOOKS[policy].colour, "dash": dash,
                                                                       "width": 3},
                                    hovertemplate=f"{policy}, {said}: %{{y:,.3g}} ns<extra></extra>")
@@ -60,5 +61,6 @@ def worst(frame: pd.DataFrame) -> go.Figure:
         style.heading(figure, {"append": "one block", "admit": "a region's blocks"}[what], col=col)
     figure.update_yaxes(type="log", dtick=1)
     figure.update_yaxes(title_text="time (ns)", col=1)
-    figure.update_layout(legend={"entrywidth": 300})
+    style.key(figure, [(said, {"mode": "lines", "line": {"color": style.QUIET, "width": 3, "dash": dash}})
+                       for said, dash in zip(_KINDS.values(), ("solid", "8px,5px"), strict=True)])
     return style.note(figure, frame, "both axes logarithmic; no region is empty")
