@@ -168,7 +168,7 @@ class Contract(RuleBasedStateMachine):
 
     def _state(self):
         p = self.pool
-        arrays = [getattr(p._pool, name).tobytes() for name in p._pool._values if hasattr(getattr(p._pool, name), "size")]
+        arrays = [value.tobytes() for value in p._pool._values.values() if isinstance(value, np.ndarray)]
         return arrays, {k: list(v) for k, v in p._tables.items()}, dict(p._slots), list(p._spare), dict(p._known_keys)
 
     def _given_up(self, before, touched, taken):

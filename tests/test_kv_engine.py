@@ -168,7 +168,7 @@ def test_small_batches_of_samples_are_the_same_samples():
 
 @pytest.mark.parametrize("allocator", allocators.NAMES)
 def test_contents_are_shared_only_where_they_are_kept(allocator):
-    """The shared prefix of `prefix`: found again by those that cache, pinned once for the others, never by contiguous."""
+    """The shared prefix of `prefix`: found again by those that cache, pinned for the others."""
     summary, _ = run(Cell(workload="prefix", allocator=allocator, requests=80, seed=1))
     length = int(Cell(workload="prefix", requests=80, seed=1).load_requests().prefix_tokens.max()) // 16 * 16
     if allocator in allocators.CACHING:

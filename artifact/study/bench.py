@@ -127,7 +127,8 @@ def allocators(*, rounds=5):
         if r.heap_entries_count:
             rows.append((f"{name}: heap of empty regions, {r.regions_count} regions", r.heap_entries_count, "entries"))
     for r in upkeep.worst(size, rounds=rounds).itertuples():
-        rows.append((f"worst {r.operation}, {r.regions_count} regions, {r.allocator}, {r.implementation}", r.time_ns, "ns"))
+        name = f"worst {r.operation}, {r.regions_count} regions, {r.allocator}, {r.implementation}"
+        rows.append((name, r.time_ns, "ns"))
     rows += [(f"pim-aware, compiled: bookkeeping {what} a million operations", held, "bytes")
              for what, held in upkeep.bounded().items()]
     return _frame(rows)

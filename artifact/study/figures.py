@@ -845,8 +845,8 @@ FIGURES: dict[str, Plot] = {
          "found_frac_max", "found_count", "prompts_count", "prompt_tokens")),
     "allocator_cost": Plot(
         upkeep_figures.cost, "13_allocator_cost", "cost.timing.csv",
-        "What each allocator takes of every decode step, on the same operations. Ours are compiled, as the engine calls "
-        "them; below them the study's own two, ported to plain Python.",
+        "What each allocator takes of every decode step, on the same operations. Ours are compiled, as the engine "
+        "calls them; below them the study's own two, ported to plain Python.",
         "Horizontal bars on a logarithmic axis in two panels: all compiled ones below a microsecond when steady and a "
         "few when speculating, the study's pim-aware far longer than its paged.",
         ("workload", "allocator", "implementation", "step_time_us")),

@@ -235,7 +235,8 @@ def churn(size):
         rows.append({**same, "decode_steps_count": found["decode_steps"], "samples_count": found["samples"],
                      "m1_row_hit_frac": found["m1_row_hit_frac"], "region_spread": found["region_spread"],
                      "origin": "simulated"})
-        times.append({**same, "run_time_ms": spent * 1e3, "request_time_us": spent / requests * 1e6, "origin": "measured"})
+        times.append({**same, "run_time_ms": spent * 1e3, "request_time_us": spent / requests * 1e6,
+                      "origin": "measured"})
     return pd.DataFrame(rows), pd.DataFrame(times)
 
 

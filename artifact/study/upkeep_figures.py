@@ -26,12 +26,13 @@ def cost(frame: pd.DataFrame) -> go.Figure:
         cells = frame[frame["workload"] == workload].set_index(["implementation", "allocator"])["step_time_us"]
         for (kind, policy), label in zip(names, labels, strict=True):
             value = cells[kind, policy]
-            figure.add_bar(orientation="h", base=10.0**low, x=[round(value - 10.0**low, 5)], y=[label], showlegend=False,
-                           marker=style.fill(policy), row=1, col=col, width=0.7,
+            figure.add_bar(orientation="h", base=10.0**low, x=[round(value - 10.0**low, 5)], y=[label], width=0.7,
+                           marker=style.fill(policy), row=1, col=col, showlegend=False,
                            hovertemplate=f"{label}: {value:.3g} µs<extra></extra>")
             figure.add_annotation(text=f"{value:.2g}", x=math.log10(value), y=label, xanchor="left", xshift=5,
                                   showarrow=False, row=1, col=col, font={"size": style.NOTE})
-        figure.update_xaxes(title_text="time of a decode step (µs)", type="log", dtick=1, range=[low, high], row=1, col=col)
+        figure.update_xaxes(title_text="time of a decode step (µs)", type="log", dtick=1, range=[low, high], row=1,
+                            col=col)
         style.heading(figure, _PANELS[workload], col=col)
     figure.update_yaxes(showgrid=False, ticks="", tickvals=labels, ticktext=labels, autorange="reversed")
     return style.note(figure, frame, "logarithmic; \"ported\" is the study's allocator in plain Python")
@@ -39,7 +40,7 @@ def cost(frame: pd.DataFrame) -> go.Figure:
 
 def worst(frame: pd.DataFrame) -> go.Figure:
     """Nanoseconds of an append and of an admission when no region is empty, by the number of regions."""
-    figure = style.sheet("The worst case, by the number of regions", 590, cols=2, legend=2, headings=True,
+    figure = style.sheet("The worst case, by the number of regions", 560, cols=2, legend=True, headings=True,
                          shared_yaxes=True, horizontal_spacing=0.06)
     frame = frame.sort_values("regions_count")
     for col, what in enumerate(("append", "admit"), 1):
@@ -49,15 +50,17 @@ def worst(frame: pd.DataFrame) -> go.Figure:
                               & (frame["implementation"] == kind)]
                 dash = "solid" if kind == "compiled" else "8px,5px"
                 figure.add_scatter(x=cells["regions_count"].tolist(), y=cells["time_ns"].round(2).tolist(),
-                                   mode="lines+markers", name=f"{policy}, {said}", showlegend=col == 1, row=1, col=col,
+                                   mode="lines+markers", name=policy, row=1, col=col,
+                                   showlegend=col == 1 and kind == "compiled",
                                    marker=style.marker(policy), line={"color": style.LOOKS[policy].colour, "dash": dash,
                                                                       "width": 3},
                                    hovertemplate=f"{policy}, {said}: %{{y:,.3g}} ns<extra></extra>")
         ticks = sorted(frame["regions_count"].unique().tolist())
-        figure.update_xaxes(title_text="regions (count)", type="log", tickvals=ticks, ticktext=[f"{n:,}" for n in ticks],
-                            row=1, col=col)
+        figure.update_xaxes(title_text="regions (count)", type="log", row=1, col=col, tickvals=ticks,
+                            ticktext=[f"{n:,}" for n in ticks])
         style.heading(figure, {"append": "one block", "admit": "a region's blocks"}[what], col=col)
     figure.update_yaxes(type="log", dtick=1)
     figure.update_yaxes(title_text="time (ns)", col=1)
-    figure.update_layout(legend={"entrywidth": 300})
+    style.key(figure, [(said, {"mode": "lines", "line": {"color": style.QUIET, "width": 3, "dash": dash}})
+                       for said, dash in zip(_KINDS.values(), ("solid", "8px,5px"), strict=True)])
     return style.note(figure, frame, "both axes logarithmic; no region is empty")
