@@ -214,34 +214,47 @@ def _admit(run, p, rules, rid, length, preempted):
 
 @compiled
 def _compact(run, p, rules):
-    """Empty every region filled below `compact`: its blocks go one by one to the fullest other region with room."""
+    """Empty every region filled below `compact`: block by block into the fullest region that is not so sparse itself.
+
+    Which are sparse is settled before anything moves. Only blocks in a table move, shared ones in all of theirs; a move
+    is neither an allocation nor a release.
+    """
     s = run.state[0]
     g = p.blocks_per_region
+    sparse = np.zeros(p.rooms.size, dtype=np.bool_)
     for region in range(p.rooms.size):
-        if not 0 < g - p.rooms[region] < rules.compact * g:
-            continue
-        s.compactions += 1
-        for i in range(s.active):
-            slot = run.active[i]
-            for j in range(run.seats[slot].held):
-                block = run.tables[slot, j]
-                if block // g != region:
-                    continue
-                target = regions.fullest(p, region)
-                if target < 0:
-                    return
-                moved = regions.take(p, target)
-                p.tally[0].free -= 1
-                p.tally[0].loose -= 1
-                p.tally[0].allocated += 1
-                p.refs[moved] = p.refs[block]
+        sparse[region] = 0 < g - p.rooms[region] < rules.compact * g
+    before = s.blocks_copied
+    caches = run.tables.shape[0] - rules.max_batch - 1
+    for region in range(p.rooms.size):
+        for block in range(region * g, region * g + sparse[region] * g):
+            if not p.refs[block]:
+                continue
+            moved = -1
+            for i in range(s.active + caches):
+                slot = run.active[i] if i < s.active else rules.max_batch + 1 + i - s.active
+                for j in range(run.seats[slot].held):
+                    if run.tables[slot, j] != block:
+                        continue
+                    if moved < 0:
+                        target = -1
+                        for other in range(p.rooms.size):
+                            if not sparse[other] and p.rooms[other] > 0:
+                                if target < 0 or p.rooms[other] < p.rooms[target]:
+                                    target = other
+                        if target < 0:
+                            break
+                        moved = regions.take(p, target)
+                        p.tally[0].free -= 1
+                        p.tally[0].loose -= 1
+                        p.refs[moved] = p.refs[block]
+                    run.tables[slot, j] = moved
+            if moved >= 0:
                 p.refs[block] = 1
                 allocators.give(p, block)
+                p.tally[0].freed -= 1
                 s.blocks_copied += 1
-                for other in range(run.tables.shape[0]):
-                    for k in range(run.seats[other].held):
-                        if run.tables[other, k] == block:
-                            run.tables[other, k] = moved
+    s.compactions += s.blocks_copied > before
 
 
 @compiled

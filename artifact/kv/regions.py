@@ -57,21 +57,6 @@ def roomiest(p):
     return _lowest(p, word * 64 + 63 - leading_zeros(p.ranks[last, word]))
 
 
-@compiled
-def fullest(p, but):
-    """The region with least room that has some, other than `but`; the lowest on ties, -1 if there is none."""
-    for room in range(1, p.blocks_per_region + 1):
-        first = _lowest(p, room)
-        if first < 0:
-            continue
-        if first != but:
-            return first
-        for other in range(but + 1, p.rooms.size):
-            if p.rooms[other] == room:
-                return other
-    return -1
-
-
 @inlined
 def empty(p, region):
     """Whether no block of `region` is in use."""

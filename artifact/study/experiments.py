@@ -179,7 +179,6 @@ _OWN = (
 )  # fmt: skip
 _RENAMED = {"requests_count": "requests", "pool_blocks_count": "pool_blocks", "arrival_rate": "rate"}
 _INTEGERS = ("max_batch", "prompt_tokens", "sample_every", "sample_sequences", "requests_count", "pool_blocks_count")
-_LATER = ("compaction",)  # its order of moves is not published; see the notebook
 
 
 def published_cells():
@@ -206,7 +205,7 @@ def beside(frame):
     rows = [
         {**sweep.row(cell, {name: float(r[name]) for name in ("m1_row_hit_frac", "m3_bandwidth_gbps")}),
          "source": r["source"], "origin": "published"}
-        for cell, r in published_cells() if r["experiment"] not in _LATER
+        for cell, r in published_cells()
     ]  # fmt: skip
     settings = [name for name in sweep.row(Cell(), {}) if name in frame and name != "origin"]
     needed = {"workload", "allocator", "block_tokens", "requests_count", "m1_row_hit_frac"}
@@ -227,7 +226,7 @@ def _keys(frame, columns):
 
 def published(size, keep=None):
     """Every published cell, ours beside the study's; those above the scale's cap on requests are listed, not run."""
-    wanted = [(c, r) for c, r in published_cells() if r["experiment"] not in _LATER]
+    wanted = published_cells()
     cells = [c for c, _ in wanted if c.requests <= size.sweep_requests]
     ours = iter(sweep.compute(cells, keep=keep).to_dict("records") if cells else ())
     rows = []
