@@ -102,9 +102,11 @@ def compressed_lse(q, keys, length, lse, q_b, q_h, keys_b, keys_g, keys_c, kv_he
 @triton.jit(do_not_specialize=["splits", "count"])
 def pooled_scores(q, keys, length, lse, scores, q_b, q_h, keys_b, keys_g, keys_c, kv_heads, group, size, stride, splits,
                   count, scale_log2, D: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, HEADS: tl.constexpr,
-                  SPLITS: tl.constexpr, EACH: tl.constexpr, BEFORE: tl.constexpr, WIDEN: tl.constexpr):
+                  SPLITS: tl.constexpr, EACH: tl.constexpr, BEFORE: tl.constexpr, CHUNKS: tl.constexpr,
+                  WIDEN: tl.constexpr):
     """The softmax's weights, summed over the group, the largest of the EACH keys that begin in a block and the BEFORE
-    that reach into it -> scores [B, G, count]. Grid: ceil(count / TILE), B * G."""
+    that reach into it -> scores [B, G, count]. A group is CHUNKS times HEADS, unrolled: a loop would hold the keys in
+    registers, and wide float32 ones do not fit. Grid: ceil(count / TILE), B * G."""
     row = tl.program_id(1)
     b, g = row // kv_heads, row % kv_heads
     channel = tl.arange(0, WIDTH)
@@ -120,8 +122,8 @@ def pooled_scores(q, keys, length, lse, scores, q_b, q_h, keys_b, keys_g, keys_c
         key = tl.load(first + at[:, None] * keys_c + channel[None, :],
                       mask=there[:, None] & (channel < D)[None, :], other=0.0)
         total = tl.zeros([TILE], tl.float32)
-        for start in range(0, group, HEADS):
-            member = start + tl.arange(0, HEADS)
+        for chunk in tl.static_range(CHUNKS):
+            member = chunk * HEADS + tl.arange(0, HEADS)
             query = tl.load(q + b * q_b + (g * group + member)[:, None] * q_h + channel[None, :],
                             mask=(member < group)[:, None] & (channel < D)[None, :], other=0.0)
             parts = tl.load(lse + (split[:, None] * tl.num_programs(1) + row) * group + member[None, :],
@@ -169,7 +171,7 @@ def infllm_scores(q, keys, length, blocks, *, size, stride, block):
         few = max(16, tile // 2)
         pooled_scores[(-(-blocks // few), batch * kv_heads)](
             q, keys, length, lse, scores, *shape, blocks, scale, SPLITS=SPLITS, EACH=block // stride,
-            BEFORE=size // stride - 1, **{**fixed, "TILE": few})
+            BEFORE=size // stride - 1, CHUNKS=-(-group // HEADS), **{**fixed, "TILE": few})
     return scores
 
 
