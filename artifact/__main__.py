@@ -627,12 +627,25 @@ def bench() -> None:
 
 @bench.command()
 @click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
-def simulator(as_json: bool) -> None:
+def allocators(as_json: bool) -> None:
+    """Each allocator's time of a decode step beside paged, and the study's own in plain Python; the worst cases."""
+    from artifact.study import bench as benches
+
+    _print_bench(benches.allocators(), as_json)
+
+
+@bench.command()
+@click.option("--million", is_flag=True, help="Instead, a million requests: time, memory, and time of a request.")
+@click.option("--json", "as_json", is_flag=True, help="One flat JSON object instead of a table.")
+def simulator(million: bool, as_json: bool) -> None:
     """Counting commands against an oracle, one cell as a command, all published cells; the cycle-level controller."""
     import pandas as pd
 
     from artifact.study import bench as benches
 
+    if million:
+        _print_bench(benches.million(), as_json)
+        return
     _print_bench(pd.concat([benches.simulator(), benches.cycle_level()]), as_json)
 
 

@@ -13,7 +13,8 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 def _digest():
     root = Path(__file__).parent
-    sources = [path for room in ("kv", "pim", "prr") for path in sorted((root / room).glob("*.py"))]
+    sources = [root / "arena.py", root / "words.py"]
+    sources += [path for room in ("kv", "pim", "prr") for path in sorted((root / room).glob("*.py"))]
     return hashlib.sha256(b"".join(p.name.encode() + p.read_bytes() for p in sources)).hexdigest()
 
 

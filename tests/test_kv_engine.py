@@ -164,3 +164,50 @@ def test_small_batches_of_samples_are_the_same_samples():
         return [sum(parts, []) for parts in zip(*batches, strict=True)], machine.outcome()
 
     assert collect(4096, 100_000) == collect(8, 3)
+
+
+@pytest.mark.parametrize("allocator", allocators.NAMES)
+def test_contents_are_shared_only_where_they_are_kept(allocator):
+    """The shared prefix of `prefix`: found again by those that cache, pinned for the others."""
+    summary, _ = run(Cell(workload="prefix", allocator=allocator, requests=80, seed=1))
+    length = int(Cell(workload="prefix", requests=80, seed=1).load_requests().prefix_tokens.max()) // 16 * 16
+    if allocator in allocators.CACHING:
+        assert summary["prefix_hit_tokens"] >= 30 * length and summary["prefix_hit_tokens"] % 16 == 0
+    else:
+        assert summary["prefix_hit_tokens"] == 0
+    assert summary["completed"] == 80
+
+
+def test_hash_ids_are_found_again_by_those_that_cache(tmp_path):
+    """Three prompts of a trace: the second begins like the first, the third is the first's again."""
+    rows = [(0, 1100, [0, 1, 2]), (25, 1600, [0, 1, 5, 6]), (50, 1024, [0, 1])]
+    lines = [f'{{"timestamp": {t}, "input_length": {n}, "output_length": 3, "hash_ids": {h}}}' for t, n, h in rows]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines))
+    found = {}
+    for allocator in allocators.NAMES:
+        summary, _ = run(Cell(workload="trace", trace_file=str(path), requests=3, allocator=allocator, pool_blocks=512))
+        found[allocator] = summary["prefix_hit_tokens"]
+    for allocator in allocators.NAMES:  # 1024 tokens each; a prompt's last token is always computed: 1008 of the third
+        assert found[allocator] == (1024 + 1008 if allocator in allocators.CACHING else 0)
+
+
+@pytest.mark.parametrize("allocator", ["paged", "vllm-v1", "sglang-region"])
+def test_swap_moves_what_recompute_computes(allocator):
+    given = {"allocator": allocator, "requests": 60, "admission": "vllm", "max_batch": 24, "headroom": 0.5}
+    swap, _ = run(Cell(**given, preempt="swap"))
+    again, _ = run(Cell(**given))
+    assert swap["preemptions"] == again["preemptions"] > 0
+    assert swap["recomputed_tokens"] == again["swapped_bytes"] == 0
+    assert again["recomputed_tokens"] > 0 and swap["swapped_bytes"] > 0
+    assert swap["swapped_bytes"] % (16 * 4096) == 0
+    assert swap["m1_row_hit_frac"] == again["m1_row_hit_frac"]
+
+
+def test_frees_in_a_seeded_order_scatter_more():
+    ordered, _ = run(Cell(requests=200))
+    first, _ = run(Cell(requests=200, frees="unordered"))
+    again, _ = run(Cell(requests=200, frees="unordered"))
+    assert first == again and first["m1_row_hit_frac"] < ordered["m1_row_hit_frac"]
+    with pytest.raises(ValueError, match="frees is 'unordered' with allocator random"):
+        Cell(allocator="random", frees="unordered")

@@ -154,7 +154,7 @@ def test_a_users_own_memory_and_model(tmp_path):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"allocator": "buddy"}, "allocator is 'buddy'; allowed: 'paged', 'pim-aware', 'contiguous', 'random', 'vllm-v1'"),
+        ({"allocator": "buddy"}, "allocator is 'buddy'; allowed: 'paged', 'pim-aware', 'contiguous', 'random',"),
         ({"workload": "chat"}, "workload is 'chat'"),
         ({"address_map": "xor"}, "address_map is 'xor'"),
         ({"blocks": 3}, "unknown key 'blocks'; allowed: workload"),

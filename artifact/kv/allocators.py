@@ -27,8 +27,28 @@ import numpy as np
 from artifact.compiled import compiled, inlined
 from artifact.kv import draws, prefixes, radix, regions
 from artifact.kv.pool import (
-    CACHING, CONTIGUOUS, END, FREES, INSIDE, NAMES, NEXT, PAGED, PLANS, QUEUE, QUEUE_REGION, RADIX, RADIX_REGION,
-    RANDOM, REGION, REGIONAL, START, STUDIED, Pool, padded, pool, reserved,
+    CACHING,
+    CONTIGUOUS,
+    END,
+    FREES,
+    INSIDE,
+    NAMES,
+    NEXT,
+    PAGED,
+    PLANS,
+    QUEUE,
+    QUEUE_REGION,
+    RADIX,
+    RADIX_REGION,
+    RANDOM,
+    REGION,
+    REGIONAL,
+    START,
+    STUDIED,
+    Pool,
+    padded,
+    pool,
+    reserved,
 )  # fmt: skip
 
 __all__ = ["CACHING", "FREES", "NAMES", "PLANS", "REGIONAL", "STUDIED", "Allocator", "OutOfBlocks", "Pool", "padded",
@@ -338,8 +358,8 @@ def release(p, slot, row, blocks):
 
 @compiled
 def give_last(p, slot, row):
-    """Drop the sequence `slot` as owner of its last blocks, `row`."""
-    for i in range(row.size - 1, -1, -1):
+    """Drop the sequence `slot` as owner of its last blocks, `row`, in table order."""
+    for i in range(row.size):
         give(p, row[i])
     if p.policy == CONTIGUOUS:
         p.slots[slot, NEXT] -= row.size

@@ -5,14 +5,9 @@ bits, the low half of a fresh word first and its high half at the next request, 
 """
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from artifact.compiled import compiled, inlined
-
-_MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
+from artifact.words import multiplied
 
 
 def stream(seed):
@@ -23,31 +18,10 @@ def stream(seed):
     return np.array([*words, given["has_uint32"], given["uinteger"]], dtype=np.uint64)
 
 
-@intrinsic
-def _stepped(typingctx, high, low, more, less):
-    """The next 128 bits of state, as two words."""
-
-    def lower(context, builder, signature, arguments):
-        wide = ir.IntType(128)
-
-        def joined(upper, lower):
-            shifted = builder.shl(builder.zext(upper, wide), ir.Constant(wide, 64))
-            return builder.or_(shifted, builder.zext(lower, wide))
-
-        state = builder.mul(joined(arguments[0], arguments[1]), ir.Constant(wide, _MULTIPLIER))
-        state = builder.add(state, joined(arguments[2], arguments[3]))
-        word = ir.IntType(64)
-        upper = builder.trunc(builder.lshr(state, ir.Constant(wide, 64)), word)
-        return cgutils.pack_array(builder, [upper, builder.trunc(state, word)])
-
-    word = types.uint64
-    return types.UniTuple(word, 2)(word, word, word, word), lower
-
-
 @inlined
 def _word(draws):
     """64 random bits."""
-    high, low = _stepped(draws[0], draws[1], draws[2], draws[3])
+    high, low = multiplied(draws[0], draws[1], draws[2], draws[3])
     draws[0], draws[1] = high, low
     turn = high >> np.uint64(58)
     mixed = high ^ low

@@ -89,7 +89,7 @@ def pool(policy, num_blocks, blocks_per_region, slots, *, seed=0, plan="bestfit"
         )
     first = reserved(policy)
     if num_blocks <= first:
-        raise ValueError(f"num_blocks is {num_blocks}; allowed with {policy}: at least {first + 1}, block 0 is not used")
+        raise ValueError(f"num_blocks is {num_blocks}; allowed with {policy}: 2 or more, as block 0 is not used")
     ahead = num_blocks // 8 if ahead is None else ahead
     if isinstance(ahead, bool) or not isinstance(ahead, (int, np.integer)) or ahead < 0:
         raise ValueError(f"ahead is {ahead!r}; allowed: a whole number of at least 0")

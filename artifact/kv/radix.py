@@ -11,7 +11,7 @@ the number of owners of a node's blocks, which is the same as long as prefixes a
 forked sequences, which SGLang does not have, split a node where the number of owners changes.
 """
 
-from artifact.compiled import compiled, inlined
+from artifact.compiled import compiled
 from artifact.kv import prefixes
 from artifact.kv.pool import CHILDREN, FIRST, FOLLOW, INSIDE, LAST, PAGES, PARENT, PLACE, TIME
 

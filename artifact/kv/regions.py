@@ -5,47 +5,9 @@ a bit of the next level says that a word of 64 below it has any. The lowest memb
 for each.
 """
 
-from numba import types
-from numba.extending import intrinsic
-
 from artifact.compiled import compiled, inlined
 from artifact.kv.pool import AFFINITY, HOME, PLANNED
-
-
-@intrinsic
-def _trailing_zeros(typingctx, word):
-    """Number of zero bits below the lowest one of a uint64 that is not 0."""
-    if word != types.uint64:
-        return None
-
-    def lower(context, builder, signature, arguments):
-        return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
-
-    return types.int64(types.uint64), lower
-
-
-@intrinsic
-def _leading_zeros(typingctx, word):
-    """Number of zero bits above the highest one of a uint64 that is not 0."""
-    if word != types.uint64:
-        return None
-
-    def lower(context, builder, signature, arguments):
-        return builder.ctlz(arguments[0], context.get_constant(types.boolean, True))
-
-    return types.int64(types.uint64), lower
-
-
-@intrinsic
-def _bit(typingctx, place):
-    """1 << place, uint64, place taken modulo 64."""
-
-    def lower(context, builder, signature, arguments):
-        wide = context.cast(builder, arguments[0], signature.args[0], types.uint64)
-        low = builder.and_(wide, context.get_constant(types.uint64, 63))
-        return builder.shl(context.get_constant(types.uint64, 1), low)
-
-    return types.uint64(place), lower
+from artifact.words import bit, leading_zeros, trailing_zeros
 
 
 @inlined
@@ -55,19 +17,19 @@ def _move(p, region, before, after):
     at = region
     for level in range(p.levels.size):
         word = p.levels[level] + (at >> 6)
-        p.ranks[before, word] &= ~_bit(at)
+        p.ranks[before, word] &= ~bit(at)
         if p.ranks[before, word]:
             break
         at >>= 6
     if not p.ranks[before, top]:
-        p.ranks[last, before >> 6] &= ~_bit(before)
+        p.ranks[last, before >> 6] &= ~bit(before)
     if not p.ranks[after, top]:
-        p.ranks[last, after >> 6] |= _bit(after)
+        p.ranks[last, after >> 6] |= bit(after)
     at = region
     for level in range(p.levels.size):
         word = p.levels[level] + (at >> 6)
         held = p.ranks[after, word]
-        p.ranks[after, word] = held | _bit(at)
+        p.ranks[after, word] = held | bit(at)
         if held:
             break
         at >>= 6
@@ -82,7 +44,7 @@ def _lowest(p, room):
         word = p.ranks[room, p.levels[level] + at]
         if not word:
             return -1
-        at = at * 64 + _trailing_zeros(word)
+        at = at * 64 + trailing_zeros(word)
     return at
 
 
@@ -92,7 +54,7 @@ def roomiest(p):
     last, word = p.ranks.shape[0] - 1, p.blocks_per_region >> 6
     while not p.ranks[last, word]:
         word -= 1
-    return _lowest(p, word * 64 + 63 - _leading_zeros(p.ranks[last, word]))
+    return _lowest(p, word * 64 + 63 - leading_zeros(p.ranks[last, word]))
 
 
 @compiled
@@ -122,8 +84,8 @@ def take(p, region):
     word = 0
     while not p.bits[region, word]:
         word += 1
-    place = _trailing_zeros(p.bits[region, word])
-    p.bits[region, word] &= ~_bit(place)
+    place = trailing_zeros(p.bits[region, word])
+    p.bits[region, word] &= ~bit(place)
     room = p.rooms[region]
     _move(p, region, room, room - 1)
     return region * p.blocks_per_region + word * 64 + place
@@ -134,7 +96,7 @@ def give(p, block):
     """`block` is free again."""
     region = block // p.blocks_per_region
     place = block - region * p.blocks_per_region
-    p.bits[region, place >> 6] |= _bit(place)
+    p.bits[region, place >> 6] |= bit(place)
     room = p.rooms[region]
     _move(p, region, room, room + 1)
 

@@ -24,7 +24,7 @@ class RegionQueue:
 
     def __init__(self, blocks, blocks_per_region, *, ahead=0, evict=None):
         if blocks_per_region < 1 or len(blocks) % blocks_per_region:
-            raise ValueError(f"blocks_per_region is {blocks_per_region}; allowed: a divisor of the {len(blocks)} blocks")
+            raise ValueError(f"blocks_per_region is {blocks_per_region}; allowed: a divisor of {len(blocks)} blocks")
         if ahead and evict is None:
             raise ValueError(f"ahead is {ahead} without evict; allowed: 0, or what drops a block's hash")
         self._blocks, self._size, self._ahead, self._evict = blocks, blocks_per_region, ahead, evict

@@ -34,7 +34,8 @@ def whole(lay, *, coalesce="window", window=64):
     own = int(lay.base[0]) & mask
     counts = np.zeros((lay.block_tokens + 1, lay.channels, 3), dtype=np.int64)
     for tokens in range(1, lay.block_tokens + 1):
-        counts[tokens] = bandwidth.count([0], tokens, lay, coalesce=coalesce, window=window)[np.arange(lay.channels) ^ own]
+        counted = bandwidth.count([0], tokens, lay, coalesce=coalesce, window=window)
+        counts[tokens] = counted[np.arange(lay.channels) ^ own]
     first, last = np.full(lay.channels, -1, dtype=np.int64), np.full(lay.channels, -1, dtype=np.int64)
     for channel in range(lay.channels):
         rows = lay.offset[lay.offset & mask == channel] >> (lay.channel_bits + bank_bits)

@@ -70,6 +70,70 @@ def simulator(*, rounds=5, oracle_samples=24, published=True):
     return _frame(rows)
 
 
+_LONG = """
+import sys, time
+from artifact.study.serving import Cell, summarise
+allocator, requests, by_burst = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+summarise(Cell(allocator=allocator, requests=50), by_burst=by_burst)
+best = []
+for n in (requests // 10, requests):
+    spent = []
+    for _ in range(3 if n < requests else 1):
+        began = time.process_time()
+        found = summarise(Cell(allocator=allocator, requests=n), by_burst=by_burst)
+        spent.append(time.process_time() - began)
+    best.append(min(spent))
+import resource
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+print(*best, found["m1_row_hit_frac"], peak)
+"""
+
+
+def million(requests=1_000_000, sides=(("paged", False), ("pim-aware", False), ("random", False), ("paged", True))):
+    """`requests` steady requests with every metric, compiled code cached, on one core, each in a process of its own.
+
+    CPU seconds, peak memory, M1, and the time of a request over that at a tenth of the requests (the shortest of
+    three). The last side counts every burst. -> frame: measure, value, unit, origin `measured`.
+    """
+    rows = []
+    for allocator, by_burst in sides:
+        asked = [sys.executable, "-c", _LONG, allocator, str(requests), str(by_burst)]
+        subprocess.run([*asked[:4], "100", asked[5]], capture_output=True)  # compiles, so that memory is the run's own
+        done = subprocess.run(asked, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"{allocator}: the run ended with exit code {done.returncode}: {done.stderr.strip()}")
+        tenth, whole, m1, peak = map(float, done.stdout.split())
+        name = f"{requests} requests, {allocator}" + ", by burst" * by_burst
+        rows += [(name, whole, "s"), (f"{name}: of a request / at a tenth of them", whole / (10 * tenth), "ratio"),
+                 (f"{name}: M1", m1, "fraction"), (f"{name}: peak memory", peak, "bytes")]
+    return _frame(rows)
+
+
+def allocators(*, rounds=5):
+    """What `upkeep` finds, as lines: time of a decode step and above paged, the worst cases, the bytes of bookkeeping.
+
+    -> frame: measure, value, unit, origin `measured`. ValueError when the operations are not those of the engine.
+    """
+    from artifact.study import scale, upkeep
+
+    size, rows = scale.load("smoke"), []
+    facts, times = upkeep.cost(size, rounds=rounds)
+    for r in times.itertuples():
+        name = f"{r.workload}, {r.allocator}, {r.implementation}"
+        rows += [(f"{name}: a decode step", r.step_time_us, "us"), (f"{name}: above paged", r.above_paged_us, "us")]
+    for r in facts.itertuples():
+        name = f"{r.workload}, {r.allocator}, {r.implementation}"
+        rows.append((f"{name}: bookkeeping after the run", r.bookkeeping_bytes, "bytes"))
+        if r.heap_entries_count:
+            rows.append((f"{name}: heap of empty regions, {r.regions_count} regions", r.heap_entries_count, "entries"))
+    for r in upkeep.worst(size, rounds=rounds).itertuples():
+        name = f"worst {r.operation}, {r.regions_count} regions, {r.allocator}, {r.implementation}"
+        rows.append((name, r.time_ns, "ns"))
+    rows += [(f"pim-aware, compiled: bookkeeping {what} a million operations", held, "bytes")
+             for what, held in upkeep.bounded().items()]
+    return _frame(rows)
+
+
 def cycle_level(*, commands=1_000_000, patterns=streams.PATTERNS, rounds=5, sequences=True):
     """Each form of the cycle-level controller, refresh on, the slowest of `patterns`; and every sampled sequence of the
     steady headline under four allocators and two presets, its simulation left out.

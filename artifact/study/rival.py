@@ -63,13 +63,17 @@ class Stack:
         return 0
 
     def bytes(self):
-        """Size of its containers and of the whole numbers in them, each object once."""
-        seen, todo = {}, [self.__dict__]
+        """Size of its containers, each once, and of the whole numbers in them, each value once."""
+        seen, todo = {}, list(self.__dict__.values())
         while todo:
             thing = todo.pop()
-            if id(thing) not in seen:
-                seen[id(thing)] = sys.getsizeof(thing)
-                todo += [*thing, *thing.values()] if isinstance(thing, dict) else thing if isinstance(thing, list) else []
+            name = thing if isinstance(thing, int) else ("object", id(thing))
+            if name not in seen:
+                seen[name] = sys.getsizeof(thing)
+                if isinstance(thing, dict):
+                    todo += [*thing, *thing.values()]
+                elif isinstance(thing, list):
+                    todo += thing
         return sum(seen.values())
 
 

@@ -27,8 +27,8 @@ POLICIES = {
     "contiguous": Look("#009E73", "triangle-up", "."),
     "random": Look("#666666", "x", "x"),
     "vllm-v1": Look("#56B4E9", "triangle-down", "|"),
-    "vllm-v1-region": Look("#E69F00", "diamond", "\\"),
     "sglang": Look("#CC79A7", "pentagon", "-"),
+    "vllm-v1-region": Look("#E69F00", "diamond", "\\"),
     "sglang-region": Look("#7A3E00", "hexagon", "+"),
 }
 PREDICTORS = {  # how a page writes "calibrated" is in SAID

@@ -178,11 +178,12 @@ def worst(size, *, rounds=5, repeats=200):
             "admit": ([(ADMIT, r, 1) for r in range(count)], [(ADMIT, count, region), (RELEASE, count, region)], 2),
         }
         for what, (before, timed, share) in cases.items():
-            stream = np.array(timed * repeats, dtype=np.int64)
+            times = min(repeats, count)  # no more appends than there are free blocks
+            stream = np.array(timed * times, dtype=np.int64)
             sides = {(name, OURS): _ours(name, count * region, region, slots, stream, before) for name in _RIVALS}
             sides |= {(name, PLAIN): _plain(name, count * region, region, stream, before) for name in _RIVALS}
             for (name, kind), (spent, _) in _shortest(sides, rounds).items():
-                out.append((what, name, kind, count, spent / (share * repeats) * 1e9, "measured"))
+                out.append((what, name, kind, count, spent / (share * times) * 1e9, "measured"))
     return pd.DataFrame(out, columns=["operation", "allocator", "implementation", "regions_count", "time_ns", "origin"])
 
 
@@ -207,3 +208,46 @@ def worth(size, times):
     names = ["workload", "implementation", "requests_count", "batch_mean_count", "saved_time_us", "cost_time_us",
              "benefit_ratio", "origin"]
     return pd.DataFrame(out, columns=names)
+
+
+def growth(frame):
+    """How many times longer the operations of `worst` take with most regions than with fewest: one row each."""
+    fewest, most = frame["regions_count"].min(), frame["regions_count"].max()
+    same = ["operation", "allocator", "implementation"]
+    first, last = (frame[frame["regions_count"] == n].set_index(same)["time_ns"] for n in (fewest, most))
+    out = (last / first).rename("growth_ratio").reset_index()
+    return out.assign(regions_ratio=most / fewest, origin="measured")
+
+
+def churn(size):
+    """M1 of a steady run as long as the scale allows, a million requests at most -> (results, times): two frames.
+
+    How long a run takes includes counting what is sampled.
+    """
+    requests, rows, times = min(1_000_000, size.sweep_requests), [], []
+    for name in ("paged", "random", "pim-aware"):
+        cell = Cell(allocator=name, requests=requests, seed=size.seed)
+        serving.summarise(cell.model_copy(update={"requests": min(50, requests)}))  # compiles
+        began = time.process_time()
+        found = serving.summarise(cell)
+        spent = time.process_time() - began
+        same = {"workload": "steady", "allocator": name, "requests_count": requests}
+        rows.append({**same, "decode_steps_count": found["decode_steps"], "samples_count": found["samples"],
+                     "m1_row_hit_frac": found["m1_row_hit_frac"], "region_spread": found["region_spread"],
+                     "origin": "simulated"})
+        times.append({**same, "run_time_ms": spent * 1e3, "request_time_us": spent / requests * 1e6,
+                      "origin": "measured"})
+    return pd.DataFrame(rows), pd.DataFrame(times)
+
+
+def bounded(operations_count=1_000_000):
+    """Bytes of pim-aware's arrays before and after so many operations of a speculating run, over and over."""
+    cell = Cell(workload="spec", allocator="pim-aware", requests=1000)
+    stream, _ = operations(cell)
+    pool, region, slots = cell.num_blocks(cell.load_requests()), cell.blocks_per_region, cell.max_batch + 1
+    p = allocators.pool("pim-aware", pool, region, slots)
+    tables, held = np.zeros((slots, _longest(stream)), dtype=np.int32), np.zeros(slots, dtype=np.int64)
+    before = _bytes(p)
+    for _ in range(-(-operations_count // len(stream))):
+        replay.operate(p, stream, tables, held)
+    return {"before": before, "after": _bytes(p)}
