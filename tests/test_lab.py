@@ -158,8 +158,8 @@ def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path, screenshots, re
     assert before.startswith(regions("paged", 16)) and after.startswith(regions("paged", 8))
     assert chosen.startswith(regions("pim-aware", 8))
     shown = table[table["block_tokens"] == 8].groupby("allocator").first()
-    bars = [["bar", [name], [shown.loc[name, metric]], look.colour]
-            for metric in ("m1_row_hit_frac", "m3_bandwidth_gbps") for name, look in style.POLICIES.items()]
+    bars = [["bar", [name], [shown.loc[name, metric]], style.POLICIES[name].colour]
+            for metric in ("m1_row_hit_frac", "m3_bandwidth_gbps") for name in style.policies(table)]
     assert state[:-1] == bars  # what the browser holds, not only what was sent to it
     cells = table[(table["allocator"] == "pim-aware") & (table["block_tokens"] == 8)].sort_values("order_index")
     assert state[-1] == ["scatter", cells["region"].tolist(), None, style.POLICIES["pim-aware"].colour]

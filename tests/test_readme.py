@@ -153,3 +153,13 @@ def test_a_link_within_the_page_leads_to_a_heading(readme):
     headings = {re.sub(r"[^\w -]", "", text).strip().lower().replace(" ", "-")
                 for text in re.findall(r"^#+ (.+)$", readme, re.M)}
     assert set(re.findall(r"\]\(#([^)]+)\)", readme)) <= headings
+
+
+def test_places_that_it_names_are_there(readme, root):
+    """But what a machine makes, and what a user is told to bring."""
+    named = set(re.findall(r"`((?:artifact|data|kernels|notebooks|tests)/[\w./-]*)`", readme))
+    made = ("data/results", "data/serving", "data/models")
+    assert len(named) > 20
+    assert [name for name in named if not name.startswith(made) and not (root / name).exists()] == []
+    assert "\nNAMES = " in (root / "artifact/kv/pool.py").read_text()
+    assert "\nPOLICIES = " in (root / "artifact/study/style.py").read_text()
