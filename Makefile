@@ -38,6 +38,8 @@ verify: .venv/ready  ## every claim against the results at SCALE
 
 bench: .venv/ready  ## how fast the parts are, each against its reference
 	@.venv/bin/artifact bench simulator
+	@.venv/bin/artifact bench simulator --million
+	@.venv/bin/artifact bench allocators
 	@.venv/bin/artifact bench selection
 	@.venv/bin/artifact bench predictor
 	@.venv/bin/artifact bench kernels

@@ -121,6 +121,24 @@ def test_a_wrong_row_is_named_by_its_line(tmp_path, text, complaint):
     assert "\n" not in str(raised.value)
 
 
+def test_hash_ids_say_what_prompts_begin_with(tmp_path):
+    late, early = (f'{{"timestamp": {t}, "input_length": {n}, "output_length": 1, "hash_ids": {h}}}'
+                   for t, n, h in ((50, 1100, [7, 8, 9]), (0, 600, [7])))
+    content = _read(tmp_path, f"{late}\n{early}\n").content
+    assert content.id_tokens == 512
+    starts, known = content.starts.tolist(), content.known_tokens.tolist()
+    assert known == [512, 1100] and [content.ids[s : s + n].tolist() for s, n in zip(starts, (1, 3), strict=True)] == [
+        [7], [7, 8, 9]]
+    assert _read(tmp_path, AZURE).content is None
+
+
+@pytest.mark.parametrize("ids", ["7", "[1, -2]", "[1.5]", "[true]", '["a"]', "[1099511627776]", "null"])
+def test_wrong_hash_ids_are_named_by_their_line(tmp_path, ids):
+    line = f'{{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": {ids}}}'
+    with pytest.raises(ValueError, match="some.trace line 1: hash_ids is"):
+        _read(tmp_path, line)
+
+
 @pytest.mark.parametrize("how", [{"step_ms": 0}, {"step_ms": float("nan")}, {"limit": 0}])
 def test_wrong_reading_is_refused(tmp_path, how):
     with pytest.raises(ValueError, match=f"{'requests' if 'limit' in how else 'step_ms'} is"):

@@ -130,6 +130,39 @@ def test_misuse_is_refused_and_changes_nothing():
         pool.queue.popleft()
 
 
+@dataclass
+class Queue:
+    """The count that a fresh queue has."""
+
+    num_free_blocks: int
+
+
+class Fresh:
+    """What `use` looks at of vLLM's `BlockPool`, fresh: block 0 is the null block."""
+
+    def __init__(self, count, enable_caching):
+        self.blocks, self.enable_caching = [Block(i) for i in range(count)], enable_caching
+        self.null_block = self.blocks[0]
+        self.null_block.is_null = True
+        self.free_block_queue = Queue(count - 1)
+
+    def _maybe_evict_cached_block(self, block):
+        block.block_hash = None
+        return True
+
+
+def test_a_fresh_pool_gets_the_queue_and_a_used_one_does_not():
+    pool = Fresh(16, True)
+    queue = use(pool, 4)
+    assert pool.free_block_queue is queue and queue.num_free_blocks == 15
+    queue.serve("a")
+    assert [b.block_id for b in queue.popleft_n(5)] == [4, 5, 6, 7, 8]
+    used = Fresh(16, False)
+    used.blocks[3].ref_cnt = 1
+    with pytest.raises(ValueError, match="the pool has 1 blocks in use; allowed: a fresh one"):
+        use(used, 4)
+
+
 def test_a_manager_tells_who_asks():
     class Manager:
         def __init__(self, pool):
