@@ -111,7 +111,7 @@ def traffic(frame: pd.DataFrame) -> go.Figure:
     keys = frame[["workload", "trace", "over", "place"]].drop_duplicates()
     keys = keys.assign(rank=keys["workload"].map(order).fillna(2)).sort_values(["over", "rank", "place"])
     places, names = keys["place"].tolist(), style.policies(frame)
-    tall = 28 * len(names)
+    tall = 17 * len(names)
     figure = style.sheet("Gain on drawn and on real traffic", 270 + tall * len(places), cols=2, legend=True,
                          headings=True, left=230, shared_yaxes=True, horizontal_spacing=0.05)
     for col, way in enumerate(("gain_total_ratio", "gain_busiest_ratio"), 1):
@@ -119,7 +119,7 @@ def traffic(frame: pd.DataFrame) -> go.Figure:
             cells = frame[frame["allocator"] == policy].set_index("place").reindex(places)
             y = [place + (i - (len(names) - 1) / 2) * 0.8 / len(names) for place in range(len(places))]
             figure.add_scatter(x=cells[way].round(5).tolist(), y=y, mode="markers", name=policy, row=1, col=col,
-                               showlegend=col == 1, marker=style.marker(policy, 13),
+                               showlegend=col == 1, marker=style.marker(policy, 11),
                                error_x={"array": (cells[f"{way}_max"] - cells[way]).round(5).tolist(),
                                         "arrayminus": (cells[way] - cells[f"{way}_min"]).round(5).tolist(),
                                         "color": POLICIES[policy].colour, "thickness": 2, "width": 4},
