@@ -126,6 +126,7 @@ def lock(p, row, start, pages):
 def insert(p, node, row, start, end):
     """The blocks `row[start:end]`, whose keys are new to the tree, go below `node`, a node for each run of owners."""
     t = p.tally[0]
+    t.clock += 1  # later than what was split on the way: no two leaves have the same time
     above = node
     for i in range(start, end):
         block = row[i]
