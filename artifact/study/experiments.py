@@ -13,7 +13,7 @@ from artifact.study.serving import Cell, run
 
 _COMPARED = allocators.STUDIED
 # settings that one allocator has and another has not: no part of what makes two cells the same
-_OF_ALLOCATOR = ("allocator", "spec_adopt", "pim_scratch", "pim_plan", "pim_compact_frac")
+_OF_ALLOCATOR = ("allocator", "spec_adopt", "pim_scratch", "pim_plan", "pim_compact_frac", "frees")
 PRESET = "HBM3_5.2Gbps"  # AttAcc's default, in whose cycles a gain is counted beside M3's
 
 

@@ -15,6 +15,8 @@ SWEEPS = (
     "planning", "compaction", "kvsplit", "geometry",
 )  # fmt: skip
 BASES = ("paged", "vllm-v1", "sglang")  # what an engine does today; a gain is one over each that was run
+UNORDERED = "paged, freed in any order"  # as vLLM v0.2.7 did; the study frees in a table's order
+_FULL = {"recompute": "recomputed when full", "swap": "swapped to the host when full"}
 _SETTLING = ("paged", "random", "pim-aware", "contiguous")
 _PRINTED = ("m1_row_hit_frac", "m3_bandwidth_gbps")
 _SHORTEST = 500  # requests of the first run that is asked whether it has settled
@@ -255,6 +257,8 @@ def _option(row):
         ("^=" in row["address_map"], "banks hashed by row"),
         (" " in row["address_map"] and "^=" not in row["address_map"], "row bits inside a block"),
         (row["model"] != "llama-gqa-8kv", row["model"]),
+        (row["frees"] == "unordered", UNORDERED),
+        (row["admission"] == "vllm", f"small pool, {_FULL[row['preempt']]}"),
     )  # fmt: skip
     return ", ".join(text for given, text in words if given)
 
@@ -262,8 +266,9 @@ def _option(row):
 def options(size, keep=None):
     """Every cell of the sweep `options`, with the option in words (`option`; the study's choice is `as studied`)."""
     frame = sweep.compute(sweep.expand(sweep.load("options"), size), keep=keep, preset=experiments.PRESET)
-    words = [_option(row) or "as studied" for row in frame.to_dict("records")]
-    return frame.assign(option=words)
+    frame = frame.assign(option=[_option(row) or "as studied" for row in frame.to_dict("records")])
+    beside = frame.query("option == 'as studied' and allocator == 'pim-aware' and workload == 'steady'")
+    return pd.concat([frame, beside.assign(option=UNORDERED)], ignore_index=True)  # it is paged's option alone
 
 
 def option_gains(frame):

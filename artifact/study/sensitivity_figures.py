@@ -9,7 +9,7 @@ from artifact.study import style
 from artifact.study.style import INK, POLICIES, QUIET
 
 PRESSED = {"steady": "solid", "spec": "8px,5px"}
-_LINE = 36  # px of a row of an interval
+_LINE = 30  # px of a row of an interval
 
 
 def m1_histogram(frame: pd.DataFrame) -> go.Figure:

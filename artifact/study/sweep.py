@@ -9,6 +9,7 @@ import hashlib
 import json
 import signal
 import threading
+import warnings
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -33,6 +34,7 @@ _SETTINGS = {  # Cell field -> column
     "coalesce": "coalesce", "window": "window", "kv_shards": "kv_shards", "kv_split": "kv_split",
     "spec_adopt": "spec_adopt", "pim_scratch": "pim_scratch", "pim_plan": "pim_plan", "pim_compact": "pim_compact_frac",
     "base_bytes": "base_bytes", "block_layout": "block_layout", "turn_tokens": "turn_tokens", "charged": "charged",
+    "preempt": "preempt", "frees": "frees",
 }  # fmt: skip
 
 
@@ -164,6 +166,11 @@ def _each(cells, todo, workers, preset, executor, keep):
         for one in found:
             left.discard(one[0])
             yield one
+    except GeneratorExit:  # joblib warns of what an interrupted run leaves undone; the next one does it
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"\d+ tasks", UserWarning)
+            found.close()
+        raise
     except BrokenExecutor:  # a worker was killed, and nobody knows by which cell: each that is left by itself
         for i in sorted(left):
             yield _alone(i, cells[i], preset)
