@@ -22,6 +22,7 @@ from artifact.pim import lanes, runs, timing
 from artifact.pim.timing import ACT, BARRIER, MAC, MOVE, PRE, PREA, QUEUE, REF, SFM
 
 NEVER = 1 << 60
+ENDLESS = 1 << 17  # cycles in which nothing is served: many refreshes, so that nothing will be
 LAST = BARRIER + 1  # of `Device.counts`: the last cycle in which anything issued
 
 
@@ -253,8 +254,9 @@ def _tick(dev, c, cycle, mode, op, bank, row, rules, both, lingering, unpaired, 
 
 @compiled
 def _run(dev, mode, op, bank, row, channel, rules, nrefi, both, lingering, unpaired, log):
-    """Serve the whole trace -> the last cycle in which a command issued."""
+    """Serve the whole trace -> the last cycle in which a command issued; -1 when nothing more is ever served."""
     position, cycle, refresh_at, channels = 0, 1, nrefi, dev.due.size
+    served, since = 0, 1
     while True:
         while position < op.size:
             c = channel[position] if channel.size > 1 else 0
@@ -263,9 +265,14 @@ def _run(dev, mode, op, bank, row, channel, rules, nrefi, both, lingering, unpai
             dev.queue[c, dev.queued[c]] = position
             dev.queued[c] += 1
             position += 1
-        busy = position < op.size
+        busy, done = position < op.size, position
         for c in range(channels):
             busy |= dev.queued[c] > 0 or dev.due[c] > 0
+            done -= dev.queued[c]
+        if done > served:
+            served, since = done, cycle
+        elif cycle - since > ENDLESS:
+            return -1
         if not busy:
             return dev.counts[0, LAST] if channels == 1 else dev.counts[:, LAST].max()
         if cycle == refresh_at:
@@ -296,7 +303,8 @@ def simulate(trace, preset, *, refresh=True, quirks=True, form=None):
     """The `Outcome` of a `Trace` under a `timing.Timing`.
 
     `quirks`: AttAcc's, all (True), none (False) or those named. `form`: None takes the cheapest form that is exact;
-    "event" the event loop, whatever the trace. Raises ValueError for an empty trace, an unknown quirk or form.
+    "event" the event loop, whatever the trace. Raises ValueError for an empty trace, an unknown quirk or form, and for
+    one of which AttAcc's scheduler makes no end.
     """
     on = timing.enabled(quirks)
     if form not in (None, "event"):
@@ -329,6 +337,9 @@ def events(trace, preset, *, refresh=True, quirks=True, log=0):
         preset.nREFI if refresh else NEVER, "activate_checks_one_pseudochannel" not in on,
         mode == 1 and "same_bank_stays_open" in on, mode != 0 and "precharge_unpaired" in on, kept,
     )  # fmt: skip
+    if cycles < 0:
+        raise ValueError("the trace has no end: banks with two addresses open and close in turn, as in AttAcc; "
+                         "allowed: without the quirk times_one_pseudochannel")
     counts = dev.counts.sum(axis=0)
     return _outcome(trace, cycles, counts[ACT], counts[REF]), kept[: int(counts[:LAST].sum())]
 
