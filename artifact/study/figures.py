@@ -578,10 +578,10 @@ FIGURES: dict[str, Plot] = {
          "gain_busiest_ratio", "gain_busiest_ratio_min", "gain_busiest_ratio_max")),
     "traffic": Plot(
         sensitivity_figures.traffic, "12_sensitivity", "traffic.csv",
-        "Every allocator over what engines do, on drawn traffic and on two real traces, by all bytes over all time "
-        "and by the busiest channel.",
-        "Dot plot with intervals in two panels, a row for each kind of traffic: pim-aware and contiguous lie together "
-        "to the right of one, random to its left.",
+        "What fills regions over what engines do today, on drawn traffic and on two real traces, by all bytes over all "
+        "time and by the busiest channel. The rule gains as much behind an engine's own eviction as without it.",
+        "Dot plot with intervals in two panels, a row for each kind of traffic and engine: the marks of pim-aware, "
+        "vllm-v1-region and sglang-region lie above each other, all to the right of one.",
         ("workload", "trace", "allocator", "over", "gain_total_ratio", "gain_total_ratio_min",
          "gain_total_ratio_max", "gain_busiest_ratio", "gain_busiest_ratio_min", "gain_busiest_ratio_max")),
     "settled": Plot(
