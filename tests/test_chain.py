@@ -356,3 +356,16 @@ def test_what_the_command_line_refuses_is_one_line(cli, desk, tmp_path, monkeypa
     (tmp_path / "data" / "scales" / "tiny.yml").write_text(tiny + "colour: 3\n")
     monkeypatch.setattr(paths, "data_dir", lambda: tmp_path / "data")
     one_line(cli(*ask, tmp_path / "out"), 2, "tiny.yml: unknown key 'colour'; allowed: name, seed")
+
+
+def test_memory_is_that_of_a_run_and_the_processes_it_starts(tmp_path):
+    """Two children with a quarter of a gigabyte each count together."""
+    put(tmp_path, "10_run", OPENS, "import subprocess, sys\n"
+        "hold = [sys.executable, '-c', 'held = bytearray(2**28); import time; time.sleep(4)']\n"
+        "for child in [subprocess.Popen(hold) for _ in range(2)]:\n    child.wait()", "run.close()")
+    notebook = nbformat.read(tmp_path / "10_run.ipynb", as_version=4)
+    notebook.metadata["artifact"]["tables"] = ["a"]
+    nbformat.write(notebook, tmp_path / "10_run.ipynb")
+    (outcome,) = chain.reproduce("tiny", notebooks=tmp_path, results_dir=tmp_path / "out")
+    assert outcome["state"] == "done", outcome["reason"]
+    assert 2**29 < results.trusted(tmp_path / "out" / "tiny" / "10_run")["peak_rss_bytes"] < 2**31

@@ -1,19 +1,23 @@
 """A notebook's run: where its results, figures and tables go, its claims' verdicts, and the manifest at its end."""
 
+import contextlib
 import json
 import resource
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
+import psutil
 
 import artifact
 from artifact.study import claims, provenance, results
 from artifact.study.scale import Scale
 
 PLOTLY = "plotly.min.js"
+_LOOK_S = 0.5
 _SHOWN = ["id", "text", "published", "claimed", "ours", "tolerance", "origin", "verdict", "reason"]
 
 
@@ -27,6 +31,7 @@ class Run:
     def __init__(self, name: str, scale: Scale, folder: Path) -> None:
         self.name, self.scale, self.folder = name, scale, folder
         self._files: list[str] = []
+        self._memory = _Memory()
         self._started, self._clock = datetime.now(UTC), time.monotonic()
 
     def write(self, name: str, frame: pd.DataFrame) -> None:
@@ -73,7 +78,7 @@ class Run:
         results.write_manifest(
             self.folder, self._files, notebook=self.name, scale=self.scale.name, seed=self.scale.seed,
             started=self._started.isoformat(timespec="seconds"), duration_s=round(time.monotonic() - self._clock, 3),
-            peak_rss_bytes=_peak_rss_bytes(), **facts())
+            peak_rss_bytes=self._memory.peak_bytes(), **facts())
 
     def _path(self, name: str) -> Path:
         """Where `name` goes, noted for the manifest. Called before each writing."""
@@ -99,7 +104,29 @@ def facts() -> dict[str, object]:
             "versions": {name: installed[name] for name in sorted(provenance.pinned()[0]) if name in installed}}
 
 
-def _peak_rss_bytes() -> int:
-    """The largest resident size that this process or one of its finished children reached."""
-    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return peak if sys.platform == "darwin" else peak * 1024
+class _Memory:
+    """The most memory that this process held, or it and its children together, which are looked at while there are any.
+
+    Pages that they share count once where the system tells.
+    """
+
+    def __init__(self) -> None:
+        self._together = 0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def peak_bytes(self) -> int:
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return max(own, self._together)
+
+    def _watch(self):
+        this = psutil.Process()
+        while True:
+            time.sleep(_LOOK_S)
+            with contextlib.suppress(psutil.Error):  # one that has just ended
+                if family := this.children(recursive=True):
+                    self._together = max(self._together, sum(map(_held_bytes, [this, *family])))
+
+
+def _held_bytes(process) -> int:
+    told = process.memory_full_info()
+    return getattr(told, "pss", told.rss)
