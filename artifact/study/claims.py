@@ -215,7 +215,7 @@ def _row(claim: Claim, scale: str, folder: Path, read: Callable, trusted: Callab
         verdict = judge(claim, ours)
         stated = claim.deviation.reason if claim.deviation and verdict == "within-deviation" else None
         reason = stated or claim.reason
-    holds = verdict in (claim.expected, "not-measured-here")
+    holds = verdict in (claim.expected, "within-deviation", "not-measured-here")
     return {**claim.model_dump(include=set(COLUMNS)), "tolerance": float(claim.within), "ours": ours, "origin": origin,
             "verdict": verdict, "holds": holds, "reason": reason}
 
