@@ -120,14 +120,14 @@ def _implementation(impl, operator, tensor):
 def triton(operator, tensor):
     """The module that computes `operator` with Triton; ValueError when it cannot run where `tensor` lies."""
     try:
-        from artifact.kernels import decode, merge, predict, repair, scores
+        from artifact.kernels import decode, merge, predict, repair, scores, topk
     except ImportError as error:
         raise ValueError(f"impl is 'triton'; {error.name or error} is missing, allowed: reference, cpu") from None
     if tensor.device.type != "cuda" and not decode.INTERPRETED:
         raise ValueError(f"impl is 'triton'; {operator} was given a tensor on {tensor.device}, allowed: on a GPU with "
                          "a driver, or anywhere where TRITON_INTERPRET=1 was set at the start")
     return {"repair": repair, "merge": merge, "quest_scores": scores, "infllm_scores": scores,
-            "ema_step": predict}.get(operator, decode)
+            "ema_step": predict, "topk": topk}.get(operator, decode)
 
 
 def _shapes(impl, q, kv, **blocks):

@@ -1,7 +1,7 @@
 """The one doorway to the kernels: checks what it is given, picks the implementation asked for, calls it.
 
-`impl` is "reference" (torch, any device), "cpu" (Numba) or, for all but `topk`, "triton" (a GPU, or Triton's
-interpreter); what is asked for is what runs, and an implementation that cannot run is a ValueError that says why.
+`impl` is "reference" (torch, any device), "cpu" (Numba) or "triton" (a GPU, or Triton's interpreter); what is asked for
+is what runs, and an implementation that cannot run is a ValueError that says why.
 Importing this module imports neither torch nor Numba.
 
 Shapes: B sequences, H query heads, G KV heads, D channels, N blocks, S slots of a list; query head h uses KV head
@@ -22,7 +22,7 @@ from artifact import checks
 from artifact.checks import shown
 from artifact.kernels.paged import PagedKV, Partial
 
-IMPLS = ("reference", "cpu")
+IMPLS = ("reference", "cpu", "triton")
 GROUPS = ("mean", "max", "sum")
 
 
@@ -157,32 +157,36 @@ def ema_step(level, trend, scores, theta, *, impl="cpu"):
     its level. One that now has no score, -inf or NaN, goes back to that.
     -> level, trend, prediction. All implementations agree to the last bit.
     """
-    alpha, beta, gamma = (float(number) for number in theta)
-    if not (0 < alpha <= 1 and 0 < beta <= 1 and 0 <= gamma <= 1):
-        raise ValueError(f"theta is ({alpha:g}, {beta:g}, {gamma:g}); allowed: 0 < alpha, beta <= 1, 0 <= gamma <= 1")
-    given = {"level": level, "trend": trend, "scores": scores}
-    for name, array in given.items():
-        if array.shape != scores.shape or "float32" not in str(array.dtype) or type(array) is not type(scores):
-            raise ValueError(f"{name} is {shown(array)}; allowed: float32 of the same shape and kind as scores, "
-                             f"{shown(scores)}")
-    plain = isinstance(scores, np.ndarray)
+    theta = _smoothing(level, trend, scores, scores.shape, theta)
+    plain, given = isinstance(scores, np.ndarray), (level, trend, scores)
     if impl == "triton":
-        tensors = [_tensor(array) if plain else array for array in given.values()]
-        new = _triton("ema_step", *tensors).ema_step(*tensors, (alpha, beta, gamma))
+        tensors = [_tensor(array) if plain else array for array in given]
+        new = _triton("ema_step", *tensors).ema_step(*tensors, theta)
         return tuple(array.numpy() for array in new) if plain else new
-    if _reference("ema_step", impl, *(() if plain else given.values())):
+    if _reference("ema_step", impl, *(() if plain else given)):
         from artifact.kernels import reference
 
-        level, trend, scores = (_tensor(array) if plain else array for array in given.values())
-        new = reference.ema_step(level, trend, scores, (alpha, beta, gamma))
+        new = reference.ema_step(*(_tensor(array) if plain else array for array in given), theta)
         return tuple(array.numpy() for array in new) if plain else new
-    from artifact.kernels import cpu
+    return tuple(array[0] for array in _ema_rows(level, trend, scores[None], theta))
 
-    flat = [np.ascontiguousarray(array if plain else array.numpy()).reshape(-1) for array in given.values()]
-    new = [np.empty_like(flat[0]) for _ in range(3)]
-    cpu.ema_step(*flat, alpha, beta, gamma, *new)
-    new = [array.reshape(tuple(scores.shape)) for array in new]
-    return tuple(new) if plain else tuple(_tensor(array) for array in new)
+
+def ema_steps(level, trend, scores, theta, *, impl="cpu"):
+    """`ema_step` with the scores of several steps, float32 [T, ..., N], one after another.
+
+    -> level, trend, prediction after each of them, [T, ..., N] as well.
+    """
+    theta = _smoothing(level, trend, scores, scores.shape[1:], theta)
+    plain = isinstance(scores, np.ndarray)
+    if impl != "cpu":
+        made = []
+        for row in scores:
+            made.append(ema_step(level, trend, row, theta, impl=impl))
+            level, trend, _ = made[-1]
+        join = np.stack if plain else _stacked
+        return tuple(join(arrays) for arrays in zip(*made, strict=True)) if made else (scores, scores, scores)
+    _reference("ema_steps", impl, *(() if plain else (level, trend, scores)))
+    return _ema_rows(level, trend, scores, theta)
 
 
 def topk(scores, count, forced=None, *, impl="cpu", slots=None):
@@ -192,15 +196,15 @@ def topk(scores, count, forced=None, *, impl="cpu", slots=None):
     forced: bool [..., N], with fewer leading axes or ones of 1: blocks that are in whatever their score. They take
     their places of the `count` first, and all of them are in even when they are more.
     slots: S, past which blocks are left out; with it nothing is asked of a GPU, and `count` may be an int tensor with
-    one number for each list. Of "reference" only.
+    one number for each list. Not of "cpu".
     -> int32 [..., S], ascending, -1 after the last; S is `count`, or the most forced blocks of a row.
     """
     several = getattr(count, "ndim", 0)
     if not several and (int(count) != count or count < 0):
         raise ValueError(f"count is {count}; allowed: a whole number of at least 0")
-    if (several or slots is not None) and (impl != "reference" or slots is None or int(slots) != slots or slots < 0):
-        raise ValueError(f"slots is {slots} with impl {impl!r}; allowed with 'reference': a whole number of at least "
-                         "0, and needed where each list has its own count")
+    if (several or slots is not None) and (impl == "cpu" or slots is None or int(slots) != slots or slots < 0):
+        raise ValueError(f"slots is {slots} with impl {impl!r}; allowed with 'reference' and 'triton': a whole number "
+                         "of at least 0, and needed where each list has its own count")
     plain = isinstance(scores, np.ndarray)
     if "float32" not in str(scores.dtype) or not scores.ndim:
         raise ValueError(f"scores are {shown(scores)}; allowed: float32 [..., N]")
@@ -210,14 +214,15 @@ def topk(scores, count, forced=None, *, impl="cpu", slots=None):
                                    and _spreads(tuple(forced.shape), tuple(scores.shape))):
         raise ValueError(f"forced is {shown(forced)}; allowed: bool of the kind of scores, {shown(scores)}, with "
                          "leading axes that spread over its own")
-    if _reference("topk", impl, *(() if plain else (scores,))):
+    fast = impl == "triton" and _triton("topk", _tensor(scores) if plain else scores)
+    if fast or _reference("topk", impl, *(() if plain else (scores,))):
         from artifact.kernels import reference
 
         rows = (_tensor(scores) if plain else scores).reshape(flat)
         if forced is not None:
             forced = (_tensor(forced) if plain else forced).broadcast_to(scores.shape).reshape(flat)
         count = count.broadcast_to(lead).reshape(-1) if several else int(count)
-        chosen = reference.topk(rows, count, forced, slots)
+        chosen = (fast or reference).topk(rows, count, forced, slots)
         chosen = chosen.reshape(*lead, chosen.shape[-1])
         return chosen.numpy() if plain else chosen
     from artifact.kernels import cpu
@@ -233,6 +238,36 @@ def topk(scores, count, forced=None, *, impl="cpu", slots=None):
     cpu.topk(rows, int(count), must, out)
     out = out.reshape(*lead, slots)
     return out if plain else _tensor(out)
+
+
+def _smoothing(level, trend, scores, shape, theta):
+    """theta as plain numbers; ValueError for one out of range, and unless level and trend are of a step's `shape`."""
+    alpha, beta, gamma = (float(number) for number in theta)
+    if not (0 < alpha <= 1 and 0 < beta <= 1 and 0 <= gamma <= 1):
+        raise ValueError(f"theta is ({alpha:g}, {beta:g}, {gamma:g}); allowed: 0 < alpha, beta <= 1, 0 <= gamma <= 1")
+    for name, array, own in (("level", level, shape), ("trend", trend, shape), ("scores", scores, scores.shape)):
+        if array.shape != own or "float32" not in str(array.dtype) or type(array) is not type(scores):
+            raise ValueError(f"{name} is {shown(array)}; allowed: float32 of the same shape and kind as a step's "
+                             f"scores, {list(shape)} of {shown(scores)}")
+    return alpha, beta, gamma
+
+
+def _ema_rows(level, trend, scores, theta):
+    """`ema_steps` of "cpu"."""
+    from artifact.kernels import cpu
+
+    plain, rows = isinstance(scores, np.ndarray), len(scores)
+    flat = [np.ascontiguousarray(array if plain else array.numpy()) for array in (level, trend, scores)]
+    new = [np.empty((rows, flat[0].size), np.float32) for _ in range(3)]
+    cpu.ema_steps(flat[0].reshape(-1), flat[1].reshape(-1), flat[2].reshape(rows, flat[0].size), *theta, *new)
+    new = [array.reshape(tuple(scores.shape)) for array in new]
+    return tuple(new) if plain else tuple(_tensor(array) for array in new)
+
+
+def _stacked(tensors):
+    import torch
+
+    return torch.stack(tensors)
 
 
 def _triton(operator, *tensors):
@@ -253,8 +288,6 @@ def _reference(operator, impl, *tensors):
     """Whether the torch reference is asked for; ValueError when `impl` is unknown or cannot take the tensors."""
     if impl == "reference":
         return True
-    if impl == "triton":
-        raise ValueError(f"impl is 'triton'; {operator} has no Triton kernel, allowed: {', '.join(IMPLS)}")
     if impl not in IMPLS:
         raise ValueError(f"impl is {impl!r}; allowed: {', '.join(IMPLS)}")
     for tensor in tensors:

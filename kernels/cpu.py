@@ -261,19 +261,22 @@ def infllm_scores(q, group, keys, counts, per_block, before, out):
 
 
 @compiled()
-def ema_step(level, trend, scores, alpha, beta, gamma, out_level, out_trend, prediction):
-    """PRR's level, trend and prediction, `reference.ema_step`; flat float32 arrays, the last three are written.
+def ema_steps(level, trend, scores, alpha, beta, gamma, levels, trends, predictions):
+    """PRR's level, trend and prediction after each row of scores, `reference.ema_step`; float32 [N], the scores and the
+    last three, which are written, [T, N].
 
     Rounds as the reference does, so that both agree to the last bit.
     """
     a, b, c, one = np.float32(alpha), np.float32(beta), np.float32(gamma), np.float32(1)
-    for i in range(level.size):
-        old, score = level[i], scores[i]
-        known = abs(score) < np.inf and abs(old) < np.inf
-        new = score if score == score else np.float32(-np.inf)
-        new = a * score + (one - a) * old if known else new
-        drift = b * (score - old) + (one - b) * trend[i] if known else np.float32(0)
-        out_level[i], out_trend[i], prediction[i] = new, drift, new + c * drift
+    for t in range(scores.shape[0]):
+        for i in range(level.size):
+            old, score = level[i], scores[t, i]
+            known = abs(score) < np.inf and abs(old) < np.inf
+            new = score if score == score else np.float32(-np.inf)
+            new = a * score + (one - a) * old if known else new
+            drift = b * (score - old) + (one - b) * trend[i] if known else np.float32(0)
+            levels[t, i], trends[t, i], predictions[t, i] = new, drift, new + c * drift
+        level, trend = levels[t], trends[t]
 
 
 _MISSING = -2139095041  # the key of -inf, as a plain int: sums of keys do not fit 32 bits

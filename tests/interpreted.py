@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pandas as pd
 import pytest
 import torch
-from artifact.kernels import decode, merge, moved, predict, reference, repair, scores, timing
+from artifact.kernels import decode, merge, moved, predict, reference, repair, scores, timing, topk
 from artifact.kernels.paged import PagedKV, Partial
 from triton.runtime import interpreter
 
@@ -328,6 +328,43 @@ def test_ema_step_to_the_last_bit():
         assert torch.equal(x.view(torch.int32), y.view(torch.int32))
 
 
+def _rankings(kind, rows, blocks, rng):
+    scores = torch.randn(rows, blocks, generator=rng)
+    if kind == "ties":
+        return scores.round() * torch.tensor([0.0, -0.0, 1.0])[:, None]
+    if kind == "jumps":
+        return scores * 10.0 ** torch.randint(-44, 38, scores.shape, generator=rng)
+    if kind == "gaps":
+        odd = torch.tensor([-math.inf, math.inf, NAN, -NAN, 0.0, -0.0, 1e-45, -3.4e38])
+        return torch.where(scores > 0, odd[torch.randint(8, scores.shape, generator=rng)], scores)
+    return scores
+
+
+@pytest.mark.parametrize("kind", ["smooth", "ties", "jumps", "gaps"])
+@pytest.mark.parametrize("blocks", [1, 300, topk.MOST, topk.MOST + 5])
+def test_topk_is_the_references(kind, blocks):
+    """With one count and with one for each list, forced blocks and none, slots too few and too many."""
+    rng = torch.Generator().manual_seed(blocks)
+    scores = _rankings(kind, 3, blocks, rng)
+    forced = torch.rand(3, blocks, generator=rng) < torch.tensor([0.0, 0.01, 0.3])[:, None]
+    several = torch.tensor([0, blocks // 3 + 1, blocks + 3])
+    for count, must, slots in ((min(blocks, 96), None, None), (blocks + 2, None, None), (0, forced, None),
+                               (blocks // 2 + 1, forced, None), (several, forced, blocks + 3), (several, None, 5),
+                               (7, forced, 5), (several.int(), forced, 0)):
+        with launched() as names:
+            ours = topk.topk(scores, count, must, slots)
+        oracle = reference.topk(scores, count, must, slots)
+        assert ours.dtype == torch.int32 and torch.equal(ours, oracle)
+        assert names == ["top_blocks"] * bool(oracle.numel())
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
+def test_topk_of_nothing(shape):
+    for slots in (None, 4):
+        found = topk.topk(torch.zeros(shape), 3, torch.zeros(shape, dtype=torch.bool), slots)
+        assert found.shape == (shape[0], slots or 3) and (found == -1).all()
+
+
 def test_the_doorway_runs_the_kernels_it_was_asked_for():
     q, kv = cache((100, 40), 2, 3, 64, 16, FULL)
     blocks = torch.tensor([[[0, 2, 5, -1]] * 2, [[1, 2, 0, -1]] * 2], dtype=torch.int32)
@@ -344,6 +381,8 @@ def test_the_doorway_runs_the_kernels_it_was_asked_for():
         (lambda impl: (ops.quest_scores(q, low, low + 1, impl=impl),), ["quest_bounds"]),
         (lambda impl: (ops.infllm_scores(q, keys, length, impl=impl),), ["compressed_lse", "pooled_scores"]),
         (lambda impl: ops.ema_step(low, low, low, (0.5, 0.5, 0.5), impl=impl), ["ema"]),
+        (lambda impl: (ops.topk(low, 20, low[:1, :1] > 1, impl=impl),), ["top_blocks"]),
+        (lambda impl: (torch.from_numpy(ops.topk(low.numpy(), 3, impl=impl)),), ["top_blocks"]),
     ]
     for call, kernels in calls:
         with launched() as names:
@@ -367,7 +406,7 @@ def test_a_decode_step_runs_the_kernels(fidelity):
             state = step.warm(plan, state, step.prefill_scores(plan, q[98:100, 0], state, 3)[:, None], 3)
             made[impl] = step.step(plan, q[100], kv, state, 3)
         assert bool(names) == (impl == "triton")
-    assert {"quest_bounds", "ema", "attend_blocks", "merge_parts"} <= set(names)
+    assert {"quest_bounds", "top_blocks", "ema", "attend_blocks", "merge_parts"} <= set(names)
     (out, _, happened), (other, _, same) = made.values()
     torch.testing.assert_close(out, other, rtol=1e-5, atol=1e-5)
     assert all(torch.equal(x, y) for x, y in zip(happened, same, strict=True)) and happened.missed.any()
@@ -388,7 +427,7 @@ def test_the_step_of_a_graph_runs_the_kernels_whatever_the_split(fidelity):
         with launched() as names:
             made.append(graph.step(plan, q[100], kv, held, count, 3, parts=parts))
         assert bool(names) == (impl == "triton")
-    assert {"quest_bounds", "ema", "attend_blocks", "merge_parts"} <= set(names)
+    assert {"quest_bounds", "top_blocks", "ema", "attend_blocks", "merge_parts"} <= set(names)
     for out, counts in made[1:]:
         torch.testing.assert_close(out, made[0][0], rtol=1e-5, atol=1e-5)
         assert all(torch.equal(x, y) for x, y in zip(counts, made[0][1], strict=True)) and counts.missed.any()

@@ -233,8 +233,13 @@ def test_a_model_is_read_in_every_mode(live):
 def test_prompts_that_hide_a_fact_are_asked_in_every_mode(live, monkeypatch):
     from artifact.models import attention
 
-    monkeypatch.setattr(attention, "generate", lambda model, ids, plan, steps, prompt: attention.Generated(
-        list(b"It is 5333504." if plan.mode != "dsa" else b"It is 5333505."), None, ()))
+    def said(model, ids, plan, steps, *, prompt, enough):
+        tokens = list(b"It is 5333504." if plan.mode != "dsa" else b"It is 5333505.")
+        if prompt.ids == tuple(ids) and enough(tokens):
+            assert not enough(tokens[:-2])
+        return attention.Generated(tokens, None, ())
+
+    monkeypatch.setattr(attention, "generate", said)
     frame = fidelity.needles(SMALL)
     assert list(frame["prompt"].unique()) == ["0", "1", "2"]  # in order, whichever process was first
     assert len(frame) == 3 * (1 + sum(map(len, fidelity.NEEDLES.values())))

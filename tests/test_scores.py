@@ -251,6 +251,26 @@ def test_the_ema_step_is_the_predictors_to_the_last_bit_on_every_path(theta):
         state = expected
 
 
+@pytest.mark.parametrize("theta", THETAS, ids=str)
+def test_several_steps_are_one_after_another(theta):
+    """Also of no rows; and the state that was given is as it was."""
+    rng = np.random.default_rng(1)
+    scores = rng.standard_normal((7, 2, 60), dtype=np.float32)
+    scores[rng.random(scores.shape) < 0.2] = -INF
+    scores[rng.random(scores.shape) < 0.05] = math.nan
+    begun, expected = predictor.begin((2, 60)), []
+    for row in scores:
+        expected.append(ops.ema_step(*(expected[-1][:2] if expected else begun), row, theta))
+    for impl, kind in itertools.product(IMPLS, (np.asarray, torch.from_numpy)):
+        made = ops.ema_steps(*(kind(x) for x in (*begun, scores)), theta, impl=impl)
+        for ours, one in zip(made, zip(*expected, strict=True), strict=True):
+            assert type(ours) is type(kind(scores))
+            np.testing.assert_array_equal(np.asarray(ours), np.stack(one))
+        assert all(array.shape == (0, 2, 60) for array in ops.ema_steps(
+            *(kind(x) for x in (*begun, scores[:0])), theta, impl=impl))
+    assert np.isneginf(begun.level).all() and not begun.trend.any()
+
+
 @pytest.mark.parametrize("impl", IMPLS)
 def test_the_ema_steps_recurrence_by_hand(impl):
     level, trend = np.float32([2.0, -INF, 2.0]), np.float32([1.0, 0.0, 1.0])
@@ -364,15 +384,15 @@ Q, LOW = torch.zeros(2, 8, 64), torch.zeros(2, 2, 5, 64)
     (lambda: ops.quest_scores(Q, LOW, LOW, torch.tensor([1.0, 1.0])), "pages is float32 [2]; allowed: int32"),
     (lambda: ops.quest_scores(Q.long(), LOW, LOW), "allowed: floating-point numbers"),
     (lambda: ops.quest_scores(Q.double(), LOW, LOW), "impl is 'cpu'; quest_scores was given torch.float64"),
-    (lambda: ops.topk(LOW, 1, slots=3), "slots is 3 with impl 'cpu'; allowed with 'reference'"),
+    (lambda: ops.topk(LOW, 1, slots=3), "slots is 3 with impl 'cpu'; allowed with 'reference' and 'triton'"),
     (lambda: ops.topk(LOW, 1, slots=-1, impl="reference"), "slots is -1 with impl 'reference'; allowed"),
     (lambda: ops.topk(LOW, torch.tensor([1, 1])[:, None], impl="reference"), "slots is None with impl 'reference'"),
-    (lambda: ops.topk(LOW, 1, impl="triton"), "impl is 'triton'; topk has no Triton kernel"),
     (lambda: ops.quest_scores(Q, LOW, LOW, impl="cuda"), "impl is 'cuda'; allowed: reference, cpu"),
     (lambda: ops.infllm_scores(Q, LOW, torch.tensor([1])), "length is int64 [1]; allowed: int32 or int64 [2]"),
     (lambda: ops.infllm_scores(Q, LOW, torch.tensor([1, 1]), size=24), "24, 16 and 64; allowed: multiples of stride"),
     (lambda: ops.infllm_scores(Q.to("meta"), LOW.to("meta"), torch.tensor([1, 1])), "a tensor on meta"),
     (lambda: ops.ema_step(LOW, LOW, LOW[0], (0.5, 0.5, 0.5)), "level is float32 [2, 2, 5, 64]"),
+    (lambda: ops.ema_steps(LOW, LOW, LOW, (0.5, 0.5, 0.5)), "level is float32 [2, 2, 5, 64]; allowed: float32 of"),
     (lambda: ops.ema_step(LOW, LOW, LOW, (0.0, 0.5, 0.5)), "theta is (0, 0.5, 0.5); allowed: 0 < alpha"),
     (lambda: ops.ema_step(LOW, LOW, LOW, (0.5, 0.5, 1.5)), "theta is (0.5, 0.5, 1.5)"),
     (lambda: ops.ema_step(LOW, LOW, LOW, (0.5, math.nan, 0.5)), "theta is (0.5, nan, 0.5)"),

@@ -37,7 +37,8 @@ BLOCKS, STATE = torch.zeros(1, 1, 1, dtype=torch.int32), Partial(Q, Q[..., 0])
     lambda: ops.quest_scores(Q, K[:1], K[:1], impl="triton"),
     lambda: ops.infllm_scores(Q, K[:1], torch.tensor([64]), impl="triton"),
     lambda: ops.ema_step(Q, Q, Q, (0.5, 0.5, 0.5), impl="triton"),
-], ids=["attend", "attend_groups", "repair", "merge", "dense", "quest_scores", "infllm_scores", "ema_step"])
+    lambda: ops.topk(Q, 1, impl="triton"),
+], ids=["attend", "attend_groups", "repair", "merge", "dense", "quest_scores", "infllm_scores", "ema_step", "topk"])
 def test_without_a_gpu_or_the_interpreter_the_error_says_so(call, request):
     name = request.node.callspec.id
     with pytest.raises(ValueError, match=rf"impl is 'triton'; {name} was given a tensor on cpu, allowed: on a GPU with "

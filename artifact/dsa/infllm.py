@@ -92,6 +92,8 @@ class InfLLM:
                 more = max(needed - held, held // 8)
                 metadata = metadata._replace(keys=torch.nn.functional.pad(metadata.keys, (0, 0, 0, more)))
         keys, recent, length = metadata
+        if k_new.shape[2] > 1 and length.device.type == "cpu":
+            return self._extended(metadata, k_new)
         rows = torch.arange(recent.shape[0], device=length.device)
         slots = torch.arange(self.size, device=length.device)
         for token in k_new.unbind(2):
@@ -105,6 +107,22 @@ class InfLLM:
             at = ((length - self.size) // self.stride).clamp(0, keys.shape[2] - 1)
             keys[rows, :, at] = torch.where(complete[:, None, None], mean, keys[rows, :, at])
         return Compressed(keys, recent, length)
+
+    def _extended(self, metadata, k_new):
+        """`append` of many tokens: each sequence's windows that end in them at once."""
+        keys, recent, length = metadata
+        after = length + k_new.shape[2]
+        for b, (old, end) in enumerate(zip(length.tolist(), after.tolist(), strict=True)):
+            first = max(0, old - self.size)  # the oldest token that `recent` still holds
+            known = torch.cat([recent[b, :, torch.arange(first, old) % self.size], k_new[b]], dim=1)
+            begins = [max(0, (tokens - self.size) // self.stride + 1) for tokens in (old, end)]
+            windows = torch.arange(*begins)
+            inside = (windows * self.stride - first)[:, None] + torch.arange(self.size)
+            window = known[:, inside].permute(1, 2, 0, 3).contiguous()  # [windows, size, G, D]
+            keys[b, :, windows] = window.mean(1, dtype=_wide(keys)).to(keys.dtype).transpose(0, 1)
+            last = torch.arange(max(0, end - self.size), end)
+            recent[b, :, last % self.size] = known[:, last - first]
+        return Compressed(keys, recent, after)
 
     def score(self, q, metadata: Compressed, *, impl="cpu", blocks=None):
         """q [B, H, D] -> scores float32 [B, G, N], N = `blocks` or those of the longest sequence; -inf where nothing is

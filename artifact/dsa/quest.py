@@ -81,6 +81,14 @@ class Quest:
             pages, needed = metadata.low.shape[2], -(-int(metadata.length.max() + k_new.shape[2]) // self.page)
             metadata = self.room(metadata, needed if needed <= pages else max(needed, pages + pages // 8))
         low, high, length = metadata
+        if k_new.shape[2] > 1 and length.device.type == "cpu":
+            after = length + k_new.shape[2]
+            start = torch.arange(low.shape[2]) * self.page
+            begun = ((start >= length[:, None]) & (start < after[:, None]))[:, None, :, None].to(low.device)
+            at = (length[:, None] + torch.arange(k_new.shape[2])) // self.page
+            at = at[:, None, :, None].to(low.device).expand(-1, *k_new.shape[1:2], -1, k_new.shape[3])
+            return Bounds(low.masked_fill_(begun, math.inf).scatter_reduce_(2, at, k_new, "amin"),
+                          high.masked_fill_(begun, -math.inf).scatter_reduce_(2, at, k_new, "amax"), after)
         rows = torch.arange(low.shape[0], device=length.device)
         for token in k_new.unbind(2):
             page, first = length // self.page, (length % self.page == 0)[:, None, None]

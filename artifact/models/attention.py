@@ -7,7 +7,7 @@ rows after it whose tokens are known. `capture` records through the same doors.
 Any model with grouped-query heads, transformers' attention interface and full attention in every layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -95,17 +95,19 @@ def score(model, ids: Sequence[int], prompt_tokens: int, plan: Plan | Sequence[P
 
 
 def generate(model, ids: Sequence[int], plan: Plan | Sequence[Plan], steps: int, *, prompt: Prompt | None = None,
-             both: overlap.Both = overlap.in_turn) -> Generated:
+             both: overlap.Both = overlap.in_turn,
+             enough: Callable[[list[int]], bool] = lambda tokens: False) -> Generated:
     """The `steps` tokens that the model finds likeliest, one after the other; end tokens are tokens like others.
 
-    both: how each layer's selection and speculation run beside each other, as in `decode.step`.
+    both: how each layer's selection and speculation run beside each other, as in `decode.step`. enough: asked after
+    each token whether those so far will do.
     """
     if steps < 1:
         raise ValueError(f"steps is {steps}; allowed: at least 1")
     prompt = _prompt(model, ids, len(ids) + steps, prompt)
     with torch.inference_mode(), attended(model, plan, len(ids), queries=prompt.queries, both=both) as own:
         tokens = [int(prompt.logits.argmax())]
-        while len(tokens) < steps:
+        while len(tokens) < steps and not enough(tokens):
             tokens.append(int(logits(model, tokens[-1:], prompt.cache)[-1].argmax()))
     return Generated(tokens, own.happened(), own.theta())
 
@@ -308,6 +310,6 @@ def _nll(rows, ids):
     """float64 [n]: what fp32 logits [n, vocabulary] say against the tokens `ids`."""
     out = []
     for some, chosen in zip(rows.split(_LOGITS), torch.tensor(list(ids)).split(_LOGITS), strict=True):
-        some = some.double()
-        out.append(some.logsumexp(-1) - some.gather(1, chosen[:, None])[:, 0])
+        below = some - some.amax(-1, keepdim=True)  # what rounds here is what counts least
+        out.append(below.exp().sum(-1, dtype=torch.float64).log() - below.gather(1, chosen[:, None])[:, 0])
     return torch.cat(out).numpy()

@@ -6,6 +6,7 @@ is never in it. All see the same history: the prefill rows of `Steps.before`, th
 
 import numpy as np
 
+from artifact import ops
 from artifact.prr import coverage, predictor
 from artifact.prr.coverage import Steps
 from artifact.prr.predictor import Theta
@@ -36,13 +37,10 @@ def frequency(steps: Steps) -> np.ndarray:
 
 def ema(steps: Steps, theta: Theta) -> np.ndarray:
     """PRR's predictor, brought up by the prefill rows."""
-    state, out = predictor.begin(steps.scores.shape[1:]), np.empty_like(steps.scores)
-    for row in steps.before:
-        state = predictor.update(state, row, theta)
-    for t, row in enumerate(steps.scores):
-        out[t] = predictor.predict(state, theta)
-        state = predictor.update(state, row, theta)
-    return out
+    rows = predictor.clean(np.concatenate([steps.before, steps.scores]))
+    state = predictor.begin(rows.shape[1:])
+    ahead = ops.ema_steps(*state, rows, Theta(*theta))[2]
+    return np.concatenate([predictor.predict(state, theta)[None], ahead])[len(steps.before) : -1]
 
 
 def oracle(steps: Steps) -> np.ndarray:

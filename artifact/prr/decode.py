@@ -131,9 +131,8 @@ def calibrated(plan: Plan, scores, length, layer: int) -> Plan:
 def warm(plan: Plan, state: State, scores, layer: int) -> State:
     """`state` brought up by a prefill's last rows: their scores [R, B, G, N], -inf where nothing can be selected."""
     ema, last = state.ema, state.last
-    if ema is not None:
-        for row in scores:
-            ema = _updated(plan, ema, row)
+    if ema is not None and len(scores):
+        ema = EmaState(*(states[-1] for states in _walked(plan, ema, scores)))
     if last is not None:
         _, certain, _ = _rules(plan, state.metadata.length, layer, scores.device)
         last = _picked(plan, scores[-1], certain)
@@ -194,12 +193,9 @@ def steps(plan: Plan, q, kv: PagedKV, state: State, layer: int) -> tuple[torch.T
     ema, last, before, earlier = state.ema, state.last, None, None
     if ema is not None:
         ema = _grown(ema, scores.shape[2])
-        level, trend = (old.new_empty(count + 1, *old.shape[1:]) for old in ema)
-        level[:1], trend[:1] = ema
-        for t in range(count):
-            level[t + 1], trend[t + 1] = _updated(plan, EmaState(level[t], trend[t]), scores[t])
-        before = EmaState(level[:-1], trend[:-1])
-        ema = EmaState(level[-1:].clone(), trend[-1:].clone())
+        after = _walked(plan, ema, scores[:, None])
+        before = EmaState(*(torch.cat([old, new[:-1, 0]]) for old, new in zip(ema, after, strict=True)))
+        ema = EmaState(*(new[-1].clone() for new in after))
     if last is not None:
         earlier = torch.cat([_wider(last, scores.shape[2], False), selected[:-1]])
         last = selected[-1:].clone()
@@ -236,7 +232,7 @@ def speculate(plan: Plan, state: State, length, layer: int) -> torch.Tensor:
     expected = predictor.predict(ema, _theta(plan)).masked_fill(certain | ~there, -torch.inf)
     predicted = certain | (there & torch.isneginf(expected))  # with the newborn ones
     for count, rows in _predicted_counts(plan, length).items():
-        predicted[rows] |= _marked(ops.topk(expected[rows], count, impl=_chooser(plan)), shape[2])
+        predicted[rows] |= _marked(ops.topk(expected[rows], count, impl=plan.impl), shape[2])
     return predicted
 
 
@@ -265,7 +261,7 @@ def _predicted_counts(plan, length):
 
 def _picked(plan, scores, certain):
     """bool like `scores` [B, G, N]: the certain blocks, and the best others for which the budget has room."""
-    return _marked(ops.topk(scores, plan.method.budget_blocks, certain, impl=_chooser(plan)), scores.shape[-1])
+    return _marked(ops.topk(scores, plan.method.budget_blocks, certain, impl=plan.impl), scores.shape[-1])
 
 
 class _Begun(NamedTuple):
@@ -339,6 +335,12 @@ def _updated(plan, ema, scores):
     return EmaState(level, trend)
 
 
+def _walked(plan, ema, scores):
+    """`_updated` for steps one after another, scores [T, B, G, N]: the states after each, [T, B, G, N]."""
+    level, trend, _ = ops.ema_steps(*_grown(ema, scores.shape[-1]), scores, _theta(plan), impl=plan.impl)
+    return EmaState(level, trend)
+
+
 def _grown(ema, blocks):
     return EmaState(_wider(ema.level, blocks, -torch.inf), _wider(ema.trend, blocks, 0.0))
 
@@ -354,10 +356,6 @@ def _theta(plan):
     return plan.theta
 
 
-def _chooser(plan):
-    return "reference" if plan.impl == "triton" else plan.impl
-
-
 def _marked(listed, blocks):
     """A list of blocks [..., S], -1 for none, as bool [..., N]."""
     marked = torch.zeros(*listed.shape[:-1], blocks + 1, dtype=torch.bool, device=listed.device)
@@ -366,7 +364,7 @@ def _marked(listed, blocks):
 
 def _listed(plan, marked):
     """bool [B, G, N] as the lists that attention takes, int32 [B, G, S]."""
-    return ops.topk(torch.zeros(marked.shape, device=marked.device), 0, marked, impl=_chooser(plan))
+    return ops.topk(torch.zeros(marked.shape, device=marked.device), 0, marked, impl=plan.impl)
 
 
 def _rows(kv, rows):

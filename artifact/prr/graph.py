@@ -7,7 +7,7 @@ the same result to rounding.
 
 Modes as in `decode` but for "dense"; the last step's set of "reuse" and "repair" is that of a predictor without memory
 (alpha 1, gamma 0, |P| = |A|), which is the same set. Every sequence must be one that selects: which layers and lengths
-are dense the host knows, and takes `ops.dense` for them. `impl`: "reference" or "triton"; top-k is torch's in both.
+are dense the host knows, and takes `ops.dense` for them. `impl`: "reference" or "triton".
 
 `Captured` and the streams it runs on have not met a GPU: the step has been run on a CPU, in turn, with the reference
 and with interpreted Triton kernels, and over tensors without numbers, of which none can be asked.
@@ -115,7 +115,7 @@ def select(plan: Plan, q, kv: PagedKV, held: Held) -> tuple[object, torch.Tensor
     blocks, forced, _ = _rules(plan, held)
     metadata = plan.method.append(held.metadata, newest(kv).unsqueeze(2))
     scores = plan.method.score(q, metadata, impl=plan.impl, blocks=blocks).masked_fill(forced, -torch.inf)
-    return metadata, scores, ops.topk(scores, plan.method.budget_blocks, forced, impl="reference",
+    return metadata, scores, ops.topk(scores, plan.method.budget_blocks, forced, impl=plan.impl,
                                       slots=plan.method.budget_blocks)
 
 
@@ -126,11 +126,11 @@ def speculate(plan: Plan, q, kv: PagedKV, held: Held, count: torch.Tensor, most:
         return None
     _, forced, there = _rules(plan, held)
     theta = plan.theta if plan.mode == "prr" else LAST
-    certain = ops.topk(torch.zeros(there.shape, device=q.device), 0, forced & there, impl="reference",
+    certain = ops.topk(torch.zeros(there.shape, device=q.device), 0, forced & there, impl=plan.impl,
                        slots=plan.method.most_forced)
     expected = predictor.predict(held.ema, theta).masked_fill(forced | ~there, -torch.inf)
     newborn = there & ~forced & torch.isneginf(expected)
-    guessed = ops.topk(expected, newborn.sum(-1) + count[:, None], newborn, impl="reference", slots=most + _NEWBORN)
+    guessed = ops.topk(expected, newborn.sum(-1) + count[:, None], newborn, impl=plan.impl, slots=most + _NEWBORN)
     predicted = torch.cat([certain, guessed], dim=2)
     if plan.fidelity == "union" or plan.mode == "reuse":
         return Begun(predicted, guessed, ops.attend(q, kv, predicted, impl=plan.impl, parts=parts), None)

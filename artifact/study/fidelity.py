@@ -235,10 +235,14 @@ def needle(size: Scale, number: int, model, tokenizer) -> list[dict]:
     rows, tokens, family = [], size.fidelity_needle_tokens, "needle-single"
     built = prompts.build(family, str(number), tokens, tokenizer, paths.data_dir() / "prompts")
     prompt = attention.read(model, built.ids, tokens + ANSWER_TOKENS)
+
+    def said(spoken):
+        return built.answer in tokenizer.decode(spoken)
+
     for run, plan in _plans(tokens, NEEDLES):
-        said = tokenizer.decode(attention.generate(model, built.ids, plan, ANSWER_TOKENS, prompt=prompt).tokens)
+        made = attention.generate(model, built.ids, plan, ANSWER_TOKENS, prompt=prompt, enough=said)
         rows.append(run | {"family": family, "prompt": str(number), "prompt_tokens": tokens,
-                           "found": built.answer in said})
+                           "found": said(made.tokens)})
     return rows
 
 

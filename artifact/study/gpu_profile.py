@@ -15,8 +15,8 @@ No time is taken of attention that is not the reference's in float64, nor of a s
 the reference's. It stops before `LIMIT_S`; contexts left out by then are named. `--dry-run` goes the same way at toy
 size on a CPU, with Triton's interpreter, times nothing, and marks every row so.
 
-Selection is the method's score kernel among torch's own small ones (the newest key, top-k): one fused kernel would
-leave less to hide. Timed nowhere yet: on a GPU this has not run.
+Selection is the method's score kernel and the one of top-k among torch's own small ones (the newest key, masks): one
+fused kernel would leave less to hide. Timed nowhere yet: on a GPU this has not run.
 """
 
 import argparse
