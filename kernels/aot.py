@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 import triton
-from artifact.kernels import decode, merge, predict, repair, scores
+from artifact.kernels import decode, merge, predict, repair, scores, topk
 from artifact.kernels.paged import PagedKV, Partial
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -33,7 +33,7 @@ TARGETS = {"sm80": GPUTarget("cuda", 80, 32), "sm90": GPUTarget("cuda", 90, 32),
 SHARED = {"sm80": 99 * 1024, "sm90": 99 * 1024, "sm100": 99 * 1024, "gfx942": 64 * 1024}  # bytes for one program
 PIPELINED = {"attend_blocks": 2, "compressed_lse": 1, "pooled_scores": 1}  # what each reads ahead in tiles: K and V
 KERNELS = {"attend_blocks": decode, "merge_parts": merge, "quest_bounds": scores, "compressed_lse": scores,
-           "pooled_scores": scores, "ema": predict}  # and the module that launches each
+           "pooled_scores": scores, "ema": predict, "top_blocks": topk}  # and the module that launches each
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
          torch.uint8: "u8"}
 STORED = {name: dtype for dtype, name in TYPES.items() if dtype.is_floating_point}
@@ -58,7 +58,8 @@ SHORT = (  # what `make test` compiles; the rest is `every()`
     Case("dense", "bf16", 128, 16, 8), Case("repair", "bf16", 128, 64, 4), Case("repair", "fp32", 128, 64, 4),
     Case("repair", "fp16", 64, 16, 16), Case("merge", "fp32", 128, 64, 4), Case("quest_scores", "bf16", 128, 16, 4),
     Case("quest_scores", "fp32", 256, 16, 1), Case("infllm_scores", "bf16", 128, 64, 16),
-    Case("ema_step", "fp32", 128, 64, 4),
+    Case("ema_step", "fp32", 128, 64, 4), Case("topk", "fp32", 128, 64, 4),
+    Case("topk", "fp32", 128, 16, 4),
 )
 
 
@@ -127,6 +128,7 @@ def every():
                 yield from (Case(name, dtype, dim, 64, group) for group in GROUPS)
     yield from (Case("merge", "fp32", dim, 64, 4) for dim in DIMS)
     yield Case("ema_step", "fp32", 128, 64, 4)
+    yield from (Case("topk", "fp32", 128, block, 4) for block in (64, 16))  # scores that stay in registers, and more
 
 
 def launches(case):
@@ -185,6 +187,9 @@ def _call(case):
             scores.infllm_scores(q, keys, length, PAGES // 4, size=32, stride=16, block=64)
         case "ema_step":
             predict.ema_step(*(blank(KV_HEADS, PAGES) for _ in range(3)), (0.2, 0.5, 0.25))
+        case "topk":
+            ranked = blank(KV_HEADS, PAGES * 64 // case.block)
+            topk.topk(ranked, blank(KV_HEADS, dtype=torch.int64), ranked.bool(), SLOTS)
 
 
 def source(launch):

@@ -34,7 +34,7 @@ CASES = (
     *(Case("repair", "fp16", 64, LISTED // 64, 4, missed) for missed in (0, 4, 16, 64)),
     Case("attend_groups", "fp16", 64, LISTED // 64, 4), Case("merge", "fp32", 64, LISTED // 64, 4),
     Case("quest_scores", "fp16", 16, CONTEXT // 16, 4), Case("infllm_scores", "fp16", 64, CONTEXT // 64, 4),
-    Case("ema_step", "fp32", 16, CONTEXT // 16, 4), *SHORT,
+    *(Case(name, "fp32", 16, CONTEXT // 16, 4) for name in ("ema_step", "topk")), *SHORT,
 )
 COLUMNS = *Case._fields, "read_bytes", "written_bytes", "fewest_bytes", "triton", "origin"
 
@@ -92,7 +92,7 @@ def measure(case):
 
 def _call(case):
     import torch
-    from artifact.kernels import decode, merge, predict, repair, scores
+    from artifact.kernels import decode, merge, predict, repair, scores, topk
     from artifact.kernels.paged import PagedKV, Partial
 
     draw, dtype = torch.Generator().manual_seed(0), {"fp32": torch.float32, "fp16": torch.float16}[case.dtype]
@@ -127,6 +127,9 @@ def _call(case):
         case "ema_step":
             arrays = [torch.zeros(KV_HEADS, listed) for _ in range(3)]
             return partial(predict.ema_step, *arrays, (0.2, 0.5, 0.25)), 6 * arrays[0].nbytes
+        case "topk":
+            ranked, count = some(KV_HEADS, listed), LISTED // case.block_tokens
+            return partial(topk.topk, ranked, count), ranked.nbytes + 4 * KV_HEADS * count
     raise ValueError(f"operator is {case.operator!r}; allowed: {', '.join(dict.fromkeys(c.operator for c in CASES))}")
 
 

@@ -135,8 +135,9 @@ def instructions(table: pd.DataFrame, target: str = "sm90") -> pd.DataFrame:
     as shares of all. `other` is what addresses, masks and control take."""
     typical = table[(table["target"] == target) & (table["triton"] == _newest(table))]
     for column, value in TYPICAL.items():
-        typical = typical[(typical[column] == value) | typical["operator"].isin(["ema_step", "merge"])]
-    typical = typical[typical["operator"].isin(["attend", "merge", "quest_scores", "infllm_scores", "ema_step"])]
+        typical = typical[(typical[column] == value) | typical["operator"].isin(["ema_step", "merge", "topk"])]
+    typical = typical[typical["operator"].isin(["attend", "merge", "quest_scores", "infllm_scores",
+                                           "ema_step", "topk"])]
     rows = []
     for _, row in typical.drop_duplicates(["kernel", "dtype"]).iterrows():
         counts = {kind: int(row[column]) for kind, column in MIX.items()}

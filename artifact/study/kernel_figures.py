@@ -154,7 +154,8 @@ def table3(frame: pd.DataFrame) -> go.Figure:
 
 def _case(row):
     text = {"attend": "attend", "attend_groups": "attend, a state a block", "repair": "repair", "merge": "merge",
-            "quest_scores": "Quest's scores", "infllm_scores": "InfLLM-v2's scores", "ema_step": "EMA"}
+            "quest_scores": "Quest's scores", "infllm_scores": "InfLLM-v2's scores", "ema_step": "EMA",
+            "topk": "top-k"}
     said = text[row["operator"]]
     if row["operator"] == "repair":
         said += f" of {row['missed_count']}"
