@@ -88,7 +88,7 @@ def test_scores_are_the_models_own_likelihoods(llama):
     made = attention.score(llama, ids, PROMPT, Plan("dense"), errors=True)
     assert made.nll.shape == (TOKENS - PROMPT,) and made.nll.dtype == np.float64
     np.testing.assert_allclose(made.nll, nll_of(own_logits(llama, ids)[PROMPT - 1:-1], ids[PROMPT:]), atol=1e-4)
-    assert made.error.shape == (2, TOKENS - PROMPT - 1) and not made.error.any() and made.theta == (None, None)
+    assert made.error.shape == (2, TOKENS - PROMPT - 1) and made.error.max() < 1e-5 and made.theta == (None, None)
 
 
 # --- one way against another
@@ -126,7 +126,7 @@ def test_exact_is_dsa_and_what_differs_from_dense_is_told(llama, method):
         np.testing.assert_allclose(made.error, dsa.error, atol=1e-4)
     assert np.abs(dsa.nll - dense.nll).max() > 1e-3 and np.abs(union.nll - dsa.nll).max() > 1e-3
     first = int(method is QUEST)  # that layer of Quest's is dense
-    assert (dsa.error[first:] > 1e-3).mean() > 0.9 and not dsa.error[:first].any()
+    assert (dsa.error[first:] > 1e-3).mean() > 0.9 and (dsa.error[:first] < 1e-5).all()
     assert np.median(union.error[first:]) < np.median(dsa.error[first:])
     assert union.happened.sparse[first:].all() and union.happened.missed.any() and union.happened.wasted.any()
 

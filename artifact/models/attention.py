@@ -19,7 +19,6 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from artifact import ops
 from artifact.ops import PagedKV
 from artifact.prr import decode, overlap
 from artifact.prr.decode import Happened, Plan
@@ -156,8 +155,8 @@ class Decoding:
         out, self._states[layer], happened = walk(self.plans[layer], q, kv, self._states[layer], layer)
         self._happened.setdefault(layer, []).append(happened)
         if self.errors:
-            exact = ops.dense(q, kv, impl=plan.impl).out
-            off = (out - exact).double().flatten(1).norm(dim=1) / exact.double().flatten(1).norm(dim=1)
+            exact = plain(module, query, key, value, attention_mask, **options)[0][0].double()
+            off = (out - exact).flatten(1).norm(dim=1) / exact.flatten(1).norm(dim=1)
             self._errors.setdefault(layer, []).append(off.cpu().numpy())
         return out.to(query.dtype)[None], None
 

@@ -17,7 +17,7 @@ from artifact.study import claims, provenance, results
 from artifact.study.scale import Scale
 
 PLOTLY = "plotly.min.js"
-_LOOK_S = 0.5
+_LOOK_S, _GROWTH = 0.5, 1.02
 _SHOWN = ["id", "text", "published", "claimed", "ours", "tolerance", "origin", "verdict", "reason"]
 
 
@@ -107,7 +107,8 @@ def facts() -> dict[str, object]:
 class _Memory:
     """The most memory that this process held, or it and its children together, which are looked at while there are any.
 
-    Pages that they share count once where the system tells.
+    Pages that they share count once where the system tells; since it walks all pages for that, and holds the processes
+    up meanwhile, it is asked when they have grown.
     """
 
     def __init__(self) -> None:
@@ -119,12 +120,15 @@ class _Memory:
         return max(own, self._together)
 
     def _watch(self):
-        this = psutil.Process()
+        this, grown = psutil.Process(), 0
         while True:
             time.sleep(_LOOK_S)
             with contextlib.suppress(psutil.Error):  # one that has just ended
-                if family := this.children(recursive=True):
-                    self._together = max(self._together, sum(map(_held_bytes, [this, *family])))
+                family = [this, *this.children(recursive=True)]
+                resident = sum(process.memory_info().rss for process in family)
+                if len(family) > 1 and resident > _GROWTH * grown:
+                    grown = resident
+                    self._together = max(self._together, sum(map(_held_bytes, family)))
 
 
 def _held_bytes(process) -> int:
