@@ -59,7 +59,7 @@ gpu: .venv/ready  ## FlashInfer, then the stage times of this machine's GPU into
 recorded: .venv/ready  ## keep the full run of data/results in data/recorded and the README, to be committed
 	@.venv/bin/python -m artifact.study.record
 
-newcomer:  ## the way of someone new: a fresh clone, no privileges, only the README's two commands; an hour
+newcomer:  ## the way of someone new: a fresh clone, no privileges, only the README's two commands; half an hour
 	@.ci/newcomer
 
 clean:  ## remove results and caches, nothing else

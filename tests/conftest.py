@@ -1,7 +1,9 @@
 """What several test files need: the checkout's root and the command line in this process."""
 
 import contextlib
+import functools
 import io
+import signal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,3 +53,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
             for name, value in getattr(report, "user_properties", ()) if name == "said" and report.when == "call"]
     for line in sorted(said):
         terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def foreground():
+    """For a child's `preexec_fn`: Ctrl-C reaches it, which a shell has its background jobs, and theirs, ignore."""
+    return functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)

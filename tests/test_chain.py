@@ -199,7 +199,7 @@ print(*(outcome["state"] for outcome in outcomes))
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL,
                                   pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=lambda sent: sent.name)
-def test_a_stopped_run_leaves_no_kernel_and_is_resumed(tmp_path, sent):
+def test_a_stopped_run_leaves_no_kernel_and_is_resumed(tmp_path, sent, foreground):
     pid, slow = tmp_path / "pid", tmp_path / "slow"
     folder, out = tmp_path / "notebooks", tmp_path / "out"
     folder.mkdir()
@@ -207,7 +207,8 @@ def test_a_stopped_run_leaves_no_kernel_and_is_resumed(tmp_path, sent):
     put(folder, "10_slow", WRITES, f"import os; open({str(pid)!r}, 'w').write(str(os.getpid()))",
         f"import time\nwhile os.path.exists({str(slow)!r}): time.sleep(0.1)", WRITES)
     command = [sys.executable, "-c", DRIVER, str(folder), str(out)]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=foreground)
     deadline = time.monotonic() + 60
     while not (pid.exists() and pid.read_text()):
         assert time.monotonic() < deadline and running.poll() is None

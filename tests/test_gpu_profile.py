@@ -40,7 +40,7 @@ def dry(root, tmp_path_factory):
     out = tmp_path_factory.mktemp("dry") / "mine.csv"
     done = _profile(root, "--dry-run", "--model", "Llama3-8B-1M", "--out", out)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(out), str(out.with_name("steps_mine.csv"))]
+    assert done.stdout.splitlines() == [str(out), str(out.with_name("steps_mine.csv"))]
     return out, out.with_name("steps_mine.csv")
 
 

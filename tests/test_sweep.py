@@ -207,11 +207,12 @@ def test_traces_run_where_files_are(tmp_path, tiny):
     assert set(frame["trace"]) == {"chat.csv"} and len(frame) == 4
 
 
-def test_ctrl_c_is_one_line_and_the_next_run_goes_on(tmp_path):
+def test_ctrl_c_is_one_line_and_the_next_run_goes_on(tmp_path, foreground):
     """SIGINT to the whole group, as a terminal sends it, once the first cells are kept."""
     keep, out = tmp_path / "keep", tmp_path / "out.csv"
     command = [sys.executable, "-m", "artifact", "kv", "sweep", "headline", "--keep", keep, "--out", out]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                               preexec_fn=foreground)
     while running.poll() is None and len(list(keep.glob("*.json"))) < 2:
         time.sleep(0.02)
     os.killpg(running.pid, signal.SIGINT)
