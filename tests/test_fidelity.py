@@ -235,7 +235,7 @@ def test_prompts_that_hide_a_fact_are_asked_in_every_mode(live, monkeypatch):
 
     def said(model, ids, plan, steps, *, prompt, enough):
         tokens = list(b"It is 5333504." if plan.mode != "dsa" else b"It is 5333505.")
-        if prompt.ids == tuple(ids) and enough(tokens):
+        if enough(tokens):
             assert not enough(tokens[:-2])
         return attention.Generated(tokens, None, ())
 

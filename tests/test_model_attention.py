@@ -100,6 +100,7 @@ def test_chunks_of_known_tokens_are_token_after_token(llama, monkeypatch, method
     plan = Plan(mode, fidelity, method, 1.5)
     ids = some_ids(PROMPT)
     made = attention.generate(llama, ids, plan, 40)
+    assert attention.generate(llama, ids, plan, 40, enough=lambda said: len(said) == 5).tokens == made.tokens[:5]
     prompt = attention.read(llama, ids, PROMPT + 40)
     monkeypatch.setattr(attention, "CHUNK_TOKENS", 17)
     known = attention.score(llama, ids + made.tokens, PROMPT, plan, prompt=prompt)
