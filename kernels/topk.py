@@ -36,7 +36,8 @@ def top_blocks(scores, forced, count, listed, blocks, slots, TILE: tl.constexpr,
     digit = tl.arange(0, BINS)
     free = tl.minimum(tl.load(count + row) if SEVERAL else count, slots).to(tl.int32)
     lowest = tl.full([], 0, tl.uint32)
-    at, must, key = _keys(scores, forced, 0, blocks, TILE, FORCED)
+    if WHOLE:
+        at, must, key = _keys(scores, forced, 0, blocks, TILE, FORCED)
     for level in tl.static_range(4):
         shift = 24 - 8 * level
         found = tl.zeros([BINS], tl.int32)

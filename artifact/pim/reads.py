@@ -70,7 +70,7 @@ def reading(order, token_bytes, block_tokens, num_blocks, *, heads=1, base_bytes
 
 
 @compiled
-def _fill(r, table, first, last, keys, starts, filled):
+def fill(r, table, first, last, keys, starts, filled):
     """Tokens `first` up to `last` of a sequence as keys (row | bank), channel c's from `starts[c]` to `filled[c]`."""
     part = r.token_bursts // r.heads
     mask, channel_mask = (1 << r.bits) - 1, r.channels - 1
@@ -98,8 +98,8 @@ def _fill(r, table, first, last, keys, starts, filled):
 
 
 @compiled
-def _serve(r, keys, starts, filled, window, in_order, opened, rows, used, most, out):
-    """Count what `_fill` left, each channel going on at its open row (-1: none); adds to `out` [channels, 3]."""
+def serve(r, keys, starts, filled, window, in_order, opened, rows, used, most, out):
+    """Count what `fill` left, each channel going on at its open row (-1: none); adds to `out` [channels, 3]."""
     bank_bits = 0
     while (1 << bank_bits) < r.banks:
         bank_bits += 1
@@ -132,16 +132,16 @@ def _count(flat, starts, tokens, groups, r, window, in_order, tccd_ns, trc_ns, c
         opened[:] = -1
         if r.writes:
             for i in range(groups[g], groups[g + 1]):
-                _fill(r, flat[starts[i] :], tokens[i] - 1, tokens[i], keys, at_channel, filled)
-                _serve(r, keys, at_channel, filled, window, in_order, opened, rows, used, most, out)
+                fill(r, flat[starts[i] :], tokens[i] - 1, tokens[i], keys, at_channel, filled)
+                serve(r, keys, at_channel, filled, window, in_order, opened, rows, used, most, out)
         at, going = 0, True
         while going:
             going = False
             for i in range(groups[g], groups[g + 1]):
                 if at < tokens[i]:
                     last = tokens[i] if tokens[i] - at <= r.turn else at + r.turn
-                    _fill(r, flat[starts[i] :], at, last, keys, at_channel, filled)
-                    _serve(r, keys, at_channel, filled, window, in_order, opened, rows, used, most, out)
+                    fill(r, flat[starts[i] :], at, last, keys, at_channel, filled)
+                    serve(r, keys, at_channel, filled, window, in_order, opened, rows, used, most, out)
                     going |= last < tokens[i]
             at += r.turn
         for c in range(r.channels):

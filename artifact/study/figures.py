@@ -405,12 +405,8 @@ def _log2_axis(figure: go.Figure, values: Sequence[float], title: str, before: f
     """A logarithmic x axis whose ticks are the values; room before and after in octaves."""
     octave = math.log10(2)
     values = sorted(map(int, values))
-    figure.update_xaxes(title_text=title, type="log", tickvals=values, ticktext=[_short(value) for value in values],
+    figure.update_xaxes(title_text=title, type="log", tickvals=values, ticktext=[f"{value:,}" for value in values],
                         range=[math.log10(values[0]) - before * octave, math.log10(values[-1]) + after * octave])
-
-
-def _short(value: int) -> str:
-    return f"{value // 1000}k" if value >= 10_000 and value % 1000 == 0 else f"{value:,}"
 
 
 def _above(values: pd.Series | float) -> float:

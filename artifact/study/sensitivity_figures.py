@@ -166,7 +166,7 @@ def settled(frame: pd.DataFrame) -> go.Figure:
     counts = sorted(frame["requests_count"].unique())
     octave = math.log10(2)
     figure.update_xaxes(title_text="length of the run (requests)", type="log", tickvals=counts,
-                        ticktext=[f"{n / 1000:g}k" if n >= 1000 else str(n) for n in counts],
+                        ticktext=[f"{n:,}" for n in counts],
                         range=[math.log10(counts[0]) - 0.25 * octave,
                                math.log10(counts[-1]) + (0.45 + 0.18 * len(counts)) * octave])
     low = math.floor(frame["m1_row_hit_frac"].min() * 20 - 0.5) / 20

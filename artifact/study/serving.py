@@ -209,7 +209,7 @@ def summarise(cell, *, preset=None, by_burst=False, on_tables=None, on_progress=
     machine, lay = begin(cell)
     memory, region, num_blocks = cell.memory, cell.blocks_per_region, lay.base.size
     reading, how = _reading(cell, num_blocks), {"coalesce": cell.coalesce, "window": cell.window}
-    whole = None if by_burst or reading is not None else blocks.whole(lay, **how)
+    whole = None if by_burst else blocks.whole(reading, num_blocks, **how)
     reduced = {name: reduction.Reduction(percentiles=name in _SPREAD) for name in _REDUCED}
     held = []
 
@@ -224,12 +224,12 @@ def summarise(cell, *, preset=None, by_burst=False, on_tables=None, on_progress=
 
     for batch in machine.samples():
         groups = _groups(batch.step, cell.turn_tokens)
-        if reading is not None:
-            counts = reads.count(batch.flat, batch.starts, batch.tokens, reading, memory, groups=groups, **how)
-        elif whole is None:
+        if whole is not None:
+            counts = blocks.count_tables(batch.flat, batch.starts, batch.tokens, memory, whole, groups=groups)
+        elif cell.as_studied:
             counts = bandwidth.count_tables(batch.flat, batch.starts, batch.tokens, lay, memory, **how)
         else:
-            counts = blocks.count_tables(batch.flat, batch.starts, batch.tokens, lay, memory, whole)
+            counts = reads.count(batch.flat, batch.starts, batch.tokens, reading, memory, groups=groups, **how)
         columns = _columns(batch, groups)
         kv_bytes = columns["tokens"] * cell.token_bytes
         columns |= {
@@ -267,9 +267,7 @@ _REDUCED = (
 
 
 def _reading(cell, num_blocks):
-    """How `pim.reads` reads the cell's sequences; None when that is the study's way, which `bandwidth` counts."""
-    if cell.as_studied:
-        return None
+    """How the cell's sequences lie and are read; the study's way is one of them, which `bandwidth` counts quicker."""
     order = mapping.address_map(cell.address_map, cell.memory)
     return reads.reading(
         order, cell.token_bytes, cell.tokens_per_block, num_blocks, heads=cell.shape.kv_heads,

@@ -65,7 +65,7 @@ _SAID = {
 _AXIS = {
     "showgrid": True, "gridcolor": FAINT, "gridwidth": 1, "zeroline": False, "showline": True, "linecolor": QUIET,
     "ticks": "outside", "tickcolor": QUIET, "ticklen": 6, "tickfont": {"size": SMALL},
-    "title": {"font": {"size": SIZE}, "standoff": 10},
+    "title": {"font": {"size": SIZE}, "standoff": 10}, "exponentformat": "none", "separatethousands": True,
 }
 HOUSE = go.layout.Template(layout={
     "font": {"family": "Arial, Helvetica, Liberation Sans, DejaVu Sans, sans-serif", "size": SMALL, "color": INK},
@@ -127,6 +127,11 @@ def predictors(frame: pd.DataFrame) -> list[str]:
 def said(name: str) -> str:
     """A predictor's or method's name as a page writes it."""
     return SAID.get(name, name)
+
+
+def short(value: float) -> str:
+    """A value to two digits, never with an exponent: 0.077, 3.9, 130."""
+    return f"{value:.2g}" if abs(value) < 99.5 else f"{float(f'{value:.2g}'):,.0f}"
 
 
 def legible(colour: str, ratio: float = 4.5) -> str:

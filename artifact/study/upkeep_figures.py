@@ -29,7 +29,7 @@ def cost(frame: pd.DataFrame) -> go.Figure:
             figure.add_bar(orientation="h", base=10.0**low, x=[round(value - 10.0**low, 5)], y=[label], width=0.7,
                            marker=style.fill(policy), row=1, col=col, showlegend=False,
                            hovertemplate=f"{label}: {value:.3g} µs<extra></extra>")
-            figure.add_annotation(text=f"{value:.2g}", x=math.log10(value), y=label, xanchor="left", xshift=5,
+            figure.add_annotation(text=style.short(value), x=math.log10(value), y=label, xanchor="left", xshift=5,
                                   showarrow=False, row=1, col=col, font={"size": style.NOTE})
         figure.update_xaxes(title_text="time of a decode step (µs)", type="log", dtick=1, range=[low, high], row=1,
                             col=col)
