@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from artifact.__main__ import main
+from artifact.study import provenance
 
 
 class Ran(NamedTuple):
@@ -45,6 +46,37 @@ def screenshots(root) -> Path:
     folder = root / "build" / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window, driven by Playwright; a test that asks for it is skipped where either is missing."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found, _ = provenance.chromium()
+    if found is None:
+        pytest.skip(f"no browser: {provenance.CHROMIUM_ADVICE}")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=found, args=[
+            "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", "--no-first-run"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def complaints():
+    """`complaints(page)` is a list that gets what the page's console reports as errors, from then on; with
+    `requests=True` also the addresses that it asked for in vain."""
+
+    def listen(page, requests: bool = False) -> list[str]:
+        said: list[str] = []
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        if requests:
+            page.on("requestfailed", lambda request: said.append(request.url))
+        return said
+
+    return listen
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

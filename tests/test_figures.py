@@ -276,11 +276,7 @@ _TEXTS = """() => [...document.querySelectorAll('.plot')].map(plot => {
 })"""
 
 
-def test_no_text_is_cut_off_none_lies_on_another_and_numbers_are_plain(drawn, tmp_path):
-    browser, _ = provenance.chromium()
-    if browser is None:
-        pytest.skip("no Chromium: the layout of figures cannot be checked")
-    from playwright.sync_api import sync_playwright
+def test_no_text_is_cut_off_none_lies_on_another_and_numbers_are_plain(drawn, browser, tmp_path):
     from plotly.offline import get_plotlyjs
 
     (tmp_path / "plotly.js").write_text(get_plotlyjs(), encoding="utf-8")
@@ -289,13 +285,10 @@ def test_no_text_is_cut_off_none_lies_on_another_and_numbers_are_plain(drawn, tm
     page_file = tmp_path / "all.html"
     page_file.write_text(f'<meta charset="utf-8"><script src="plotly.js"></script>{boxes}<script>{calls}</script>',
                          encoding="utf-8")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
-        page = chromium.new_page(viewport={"width": 1200, "height": 900})
-        page.goto(page_file.as_uri(), timeout=120_000)
-        page.wait_for_function(f"document.querySelectorAll('.main-svg').length >= {2 * len(KEYS)}")
-        found = page.evaluate(_TEXTS)
-        chromium.close()
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.goto(page_file.as_uri(), timeout=120_000)
+    page.wait_for_function(f"document.querySelectorAll('.main-svg').length >= {2 * len(KEYS)}")
+    found = page.evaluate(_TEXTS)
     faults = []
     for key, width, height, seen in found:
         faults += [f"{key}: {text!r} is a number with an exponent or a letter" for text, *_ in seen

@@ -14,7 +14,7 @@ import urllib.request
 
 import pytest
 
-from artifact.study import experiments, foresight, provenance, scale, style, walk, walk_figures, widgets
+from artifact.study import experiments, foresight, scale, style, walk, walk_figures, widgets
 
 BENIGN = ("favicon", "ResizeObserver loop")
 EXPLORER = ".jupyter-widgets .js-plotly-plot"
@@ -106,39 +106,28 @@ def _run_all(page):
 
 
 @contextlib.contextmanager
-def _opened(root, folder, name, said):
-    """Notebook `name` at tiny scale, all of its cells run in a browser: (page, how many figures it declares).
-
-    `said` gets what the console reports as errors.
-    """
-    browser, _ = provenance.chromium()
-    if browser is None:
-        pytest.skip("no Chromium: JupyterLab in a browser cannot be tested")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+def _opened(root, folder, name, browser, complaints):
+    """Notebook `name` at tiny scale, all of its cells run in a browser: the page, how many figures it declares, and
+    what the console reports as errors."""
     notebook = json.loads((root / "notebooks" / f"{name}.ipynb").read_text())
     assert "parameters" in notebook["cells"][1]["metadata"]["tags"]
     notebook["cells"][1]["source"] = f'scale = "tiny"\nresults = {str(folder / "results")!r}'
     (folder / "home").mkdir()
     (folder / "home" / f"{name}.ipynb").write_text(json.dumps(notebook))
-    with _lab(folder, name) as address, playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=browser, args=[
-            "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-            "--disable-sync", "--no-first-run"])
-        page = chromium.new_page(viewport={"width": 1400, "height": 1000})
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
+    with _lab(folder, name) as address:
+        page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        said = complaints(page)
         page.goto(address, timeout=120_000)
         _run_all(page)
         assert page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
         page.locator(".jupyter-widgets .noUi-handle").first.scroll_into_view_if_needed()
-        yield page, len(notebook["metadata"]["artifact"]["figures"])
-        chromium.close()
+        yield page, len(notebook["metadata"]["artifact"]["figures"]), said
+        page.close()
 
 
-def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path, screenshots, record_property):
+def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path, browser, complaints, screenshots, record_property):
     table = experiments.recorded("10_placement", "placement_map.csv")
-    said = []
-    with _opened(root, tmp_path, "11_bandwidth", said) as (page, count):
+    with _opened(root, tmp_path, "11_bandwidth", browser, complaints) as (page, count, said):
         handle = page.locator(".jupyter-widgets .noUi-handle").first
         page.wait_for_function(f"!!({HEADING})()", timeout=60_000)
         before = page.evaluate(HEADING)
@@ -168,9 +157,8 @@ def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path, screenshots, re
     record_property("said", f"notebook 11: redrawn {taken_ms:.0f} ms after the key")
 
 
-def test_notebook_03_runs_and_its_predictor_moves(root, tmp_path, screenshots, record_property):
-    said = []
-    with _opened(root, tmp_path, "03_predictor", said) as (page, count):
+def test_notebook_03_runs_and_its_predictor_moves(root, tmp_path, browser, complaints, screenshots, record_property):
+    with _opened(root, tmp_path, "03_predictor", browser, complaints) as (page, count, said):
         page.wait_for_function(f"(({TITLES})()[1] ?? '').startsWith('all steps')", timeout=60_000)
         before = page.evaluate(TITLES)
         handles = page.locator(".jupyter-widgets .noUi-handle")
@@ -198,10 +186,10 @@ def test_notebook_03_runs_and_its_predictor_moves(root, tmp_path, screenshots, r
     assert [text for text in said if not any(word in text for word in BENIGN)] == []
 
 
-def test_notebook_10_shows_a_sequence_living(root, tmp_path, screenshots, record_property):
+def test_notebook_10_shows_a_sequence_living(root, tmp_path, browser, complaints, screenshots, record_property):
     life = experiments.recorded("10_placement", "life.csv")
-    said, last = [], int(life["last_step"].max())
-    with _opened(root, tmp_path, "10_placement", said) as (page, count):
+    last = int(life["last_step"].max())
+    with _opened(root, tmp_path, "10_placement", browser, complaints) as (page, count, said):
         page.wait_for_function(f"(({TITLES})()[1] ?? '').includes('regions')", timeout=60_000)
         before, handle = page.evaluate(TITLES), page.locator(".jupyter-widgets .noUi-handle").first
         page.screenshot(path=screenshots / "lab-10-before.png")

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from markupsafe import escape
 
-from artifact.study import chain, evidence, experiments, figures, provenance, report, results
+from artifact.study import chain, evidence, experiments, figures, report, results
 
 CONTRAST = """() => {
     const parse = text => (text.match(/[\\d.]+/g) ?? []).map(Number);
@@ -85,22 +85,11 @@ def _draw(run, key, shipped):
 
 
 @pytest.fixture(scope="module")
-def opened(site):
-    """A browser without a network and the console's complaints."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    browser = provenance.chromium()[0]
-    if browser is None:
-        pytest.skip(f"no browser: {provenance.CHROMIUM_ADVICE}")
-    troubles = []
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        page = chromium.new_context(offline=True, viewport={"width": 1200, "height": 900}).new_page()
-        page.set_default_timeout(60_000)
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("requestfailed", lambda request: troubles.append(request.url))
-        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
-        yield page, troubles
-        chromium.close()
+def opened(site, browser, complaints):
+    """A page without a network and the console's complaints."""
+    page = browser.new_context(offline=True, viewport={"width": 1200, "height": 900}).new_page()
+    page.set_default_timeout(60_000)
+    return page, complaints(page, requests=True)
 
 
 def pages(site):

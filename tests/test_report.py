@@ -165,32 +165,21 @@ def test_a_second_report_replaces_the_first(site):
     assert index.is_file() and not (site / "old.html").exists() and not (site.parent / "report.new").exists()
 
 
-def test_a_browser_without_a_network_shows_it(site):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    browser = provenance.chromium()[0]
-    if browser is None:
-        pytest.skip(f"no browser: {provenance.CHROMIUM_ADVICE}")
-    troubles = []
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        context = chromium.new_context(offline=True)
-        page = context.new_page()
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("requestfailed", lambda request: troubles.append(request.url))
-        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
-        page.goto((site / "index.html").as_uri(), timeout=120_000)
-        page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
-        page.get_by_role("link", name="11 bandwidth").first.click()
-        page.wait_for_selector("#plot-11_bandwidth-bandwidth .main-svg")
-        assert page.locator(".plot .main-svg").count() >= 2
-        page.goto((site / "gallery.html").as_uri(), timeout=120_000)
-        page.wait_for_selector("#plot-11_bandwidth-bandwidth .main-svg")
-        page.set_viewport_size({"width": 400, "height": 800})
-        page.wait_for_function("document.documentElement.scrollWidth <= 400", timeout=10_000)  # fits a narrow screen
-        page.emulate_media(media="print")
-        assert not page.locator("nav").is_visible()
-        chromium.close()
+def test_a_browser_without_a_network_shows_it(site, browser, complaints):
+    page = browser.new_context(offline=True).new_page()
+    troubles = complaints(page, requests=True)
+    page.goto((site / "index.html").as_uri(), timeout=120_000)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.get_by_role("link", name="11 bandwidth").first.click()
+    page.wait_for_selector("#plot-11_bandwidth-bandwidth .main-svg")
+    assert page.locator(".plot .main-svg").count() >= 2
+    page.goto((site / "gallery.html").as_uri(), timeout=120_000)
+    page.wait_for_selector("#plot-11_bandwidth-bandwidth .main-svg")
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.wait_for_function("document.documentElement.scrollWidth <= 400", timeout=10_000)  # fits a narrow screen
+    page.emulate_media(media="print")
+    assert not page.locator("nav").is_visible()
     assert troubles == []
 
 
