@@ -77,8 +77,8 @@ def fill(r, table, first, last, keys, starts, filled):
     for placing in range(2):  # first how many go where, then they go
         if placing:
             for c in range(r.channels):
+                filled[c] = starts[c]
                 starts[c + 1] += starts[c]
-            filled[:] = starts[:-1]
         else:
             starts[:] = 0
         for i in range(first // r.block_tokens, (last - 1) // r.block_tokens + 1):

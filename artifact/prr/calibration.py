@@ -161,7 +161,9 @@ def _grid(scores, weight, budget, picks, skip, grid, hits, objective):
     keys, moves = np.empty(grid.shape[:3], np.int64), np.empty(grid.shape[:3], np.int64)
     all_wanted, counted = 0, 0
     for g in range(heads):
-        level[:] = scores[0, g]
+        for a in range(grid.shape[0]):
+            for i in range(blocks):
+                level[a, i] = scores[0, g, i]
         trend[:] = 0
         keys[:] = 0
         moves[:] = 1 << 20
