@@ -12,8 +12,9 @@ import pytest
 from artifact.__main__ import main
 from artifact.study import provenance
 
-# The files that take longest, longest first: whatever is short fills the gaps at the end.
-LONGEST = ("notebooks", "packaging", "pages", "lab", "chain", "triton", "figures", "readme", "aot", "attention")
+# The files that take longest come first: whatever is short fills the gaps at the end. JupyterLab waits for what others
+# compile.
+LONGEST = ("notebooks", "packaging", "pages", "chain", "triton", "figures", "lab", "readme", "aot", "attention")
 
 
 def pytest_collection_modifyitems(items) -> None:
