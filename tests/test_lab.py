@@ -102,18 +102,7 @@ def _run_all(page):
         const cells = [...document.querySelectorAll('.jp-CodeCell')];
         const done = cells.filter(cell => /\[\d+\]/.test(cell.querySelector('.jp-InputPrompt')?.textContent ?? ''));
         return cells.length > 0 && done.length === cells.length;
-    }""", timeout=300_000)  # the first to run a notebook also compiles
-
-
-def _shown(page, seen):
-    """Waits until `seen` (JavaScript) holds. What is drawn above may push the widget out of what JupyterLab keeps on
-    the page, so it is brought back meanwhile."""
-    for _ in range(360):
-        page.locator(".jupyter-widgets .noUi-handle").first.scroll_into_view_if_needed(timeout=60_000)
-        if page.evaluate(seen):
-            return
-        page.wait_for_timeout(500)
-    pytest.fail(f"not shown within 180 s: {seen}")
+    }""", timeout=120_000)
 
 
 @contextlib.contextmanager
@@ -131,20 +120,16 @@ def _opened(root, folder, name, browser, complaints):
         page.goto(address, timeout=120_000)
         _run_all(page)
         assert page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
-        try:
-            yield page, len(notebook["metadata"]["artifact"]["figures"]), said
-        except Exception:
-            page.screenshot(path=root / "build" / "screenshots" / f"lab-{name}-failed.png")
-            raise
-        finally:
-            page.close()
+        page.locator(".jupyter-widgets .noUi-handle").first.scroll_into_view_if_needed()
+        yield page, len(notebook["metadata"]["artifact"]["figures"]), said
+        page.close()
 
 
 def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path, browser, complaints, screenshots, record_property):
     table = experiments.recorded("10_placement", "placement_map.csv")
     with _opened(root, tmp_path, "11_bandwidth", browser, complaints) as (page, count, said):
         handle = page.locator(".jupyter-widgets .noUi-handle").first
-        _shown(page, f"!!({HEADING})()")
+        page.wait_for_function(f"!!({HEADING})()", timeout=60_000)
         before = page.evaluate(HEADING)
         page.screenshot(path=screenshots / "lab-11-before.png")
         taken_ms = _moved(page, handle, "ArrowLeft", HEADING)
@@ -174,7 +159,7 @@ def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path, browser, compla
 
 def test_notebook_03_runs_and_its_predictor_moves(root, tmp_path, browser, complaints, screenshots, record_property):
     with _opened(root, tmp_path, "03_predictor", browser, complaints) as (page, count, said):
-        _shown(page, f"(({TITLES})()[1] ?? '').startsWith('all steps')")
+        page.wait_for_function(f"(({TITLES})()[1] ?? '').startsWith('all steps')", timeout=60_000)
         before = page.evaluate(TITLES)
         handles = page.locator(".jupyter-widgets .noUi-handle")
         page.screenshot(path=screenshots / "lab-03-before.png")
@@ -205,7 +190,7 @@ def test_notebook_10_shows_a_sequence_living(root, tmp_path, browser, complaints
     life = experiments.recorded("10_placement", "life.csv")
     last = int(life["last_step"].max())
     with _opened(root, tmp_path, "10_placement", browser, complaints) as (page, count, said):
-        _shown(page, f"(({TITLES})()[1] ?? '').includes('regions')")
+        page.wait_for_function(f"(({TITLES})()[1] ?? '').includes('regions')", timeout=60_000)
         before, handle = page.evaluate(TITLES), page.locator(".jupyter-widgets .noUi-handle").first
         page.screenshot(path=screenshots / "lab-10-before.png")
         taken_ms = _moved(page, handle, "ArrowRight", TITLES)
