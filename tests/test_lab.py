@@ -106,7 +106,7 @@ def _run_all(page):
 
 
 @contextlib.contextmanager
-def _opened(root, folder, name, browser, complaints):
+def _opened(root, folder, name, browser, complaints, screenshots):
     """Notebook `name` at tiny scale, all of its cells run in a browser: the page, how many figures it declares, and
     what the console reports as errors."""
     notebook = json.loads((root / "notebooks" / f"{name}.ipynb").read_text())
@@ -121,13 +121,18 @@ def _opened(root, folder, name, browser, complaints):
         _run_all(page)
         assert page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
         page.locator(".jupyter-widgets .noUi-handle").first.scroll_into_view_if_needed()
-        yield page, len(notebook["metadata"]["artifact"]["figures"]), said
-        page.close()
+        try:
+            yield page, len(notebook["metadata"]["artifact"]["figures"]), said
+        except BaseException:  # a timeout, a failed check: what the reader would have seen
+            page.screenshot(path=screenshots / f"lab-{name}-failed.png")
+            raise
+        finally:
+            page.close()
 
 
 def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path, browser, complaints, screenshots, record_property):
     table = experiments.recorded("10_placement", "placement_map.csv")
-    with _opened(root, tmp_path, "11_bandwidth", browser, complaints) as (page, count, said):
+    with _opened(root, tmp_path, "11_bandwidth", browser, complaints, screenshots) as (page, count, said):
         handle = page.locator(".jupyter-widgets .noUi-handle").first
         page.wait_for_function(f"!!({HEADING})()", timeout=60_000)
         before = page.evaluate(HEADING)
@@ -158,7 +163,7 @@ def test_notebook_11_runs_and_its_slider_redraws(root, tmp_path, browser, compla
 
 
 def test_notebook_03_runs_and_its_predictor_moves(root, tmp_path, browser, complaints, screenshots, record_property):
-    with _opened(root, tmp_path, "03_predictor", browser, complaints) as (page, count, said):
+    with _opened(root, tmp_path, "03_predictor", browser, complaints, screenshots) as (page, count, said):
         page.wait_for_function(f"(({TITLES})()[1] ?? '').startsWith('all steps')", timeout=60_000)
         before = page.evaluate(TITLES)
         handles = page.locator(".jupyter-widgets .noUi-handle")
@@ -189,7 +194,7 @@ def test_notebook_03_runs_and_its_predictor_moves(root, tmp_path, browser, compl
 def test_notebook_10_shows_a_sequence_living(root, tmp_path, browser, complaints, screenshots, record_property):
     life = experiments.recorded("10_placement", "life.csv")
     last = int(life["last_step"].max())
-    with _opened(root, tmp_path, "10_placement", browser, complaints) as (page, count, said):
+    with _opened(root, tmp_path, "10_placement", browser, complaints, screenshots) as (page, count, said):
         page.wait_for_function(f"(({TITLES})()[1] ?? '').includes('regions')", timeout=60_000)
         before, handle = page.evaluate(TITLES), page.locator(".jupyter-widgets .noUi-handle").first
         page.screenshot(path=screenshots / "lab-10-before.png")
