@@ -1,4 +1,8 @@
-"""The walkthrough's controls: over shipped results, where nothing is computed anew, and over one head of a trace."""
+"""The walkthrough's controls: over shipped results, where nothing is computed anew, and over one head of a trace.
+
+Each figure is drawn before it becomes a widget: what a browser shows first depends on no message that it could miss
+while plotly still loads.
+"""
 
 import ipywidgets
 import numpy as np
@@ -38,7 +42,7 @@ def placement_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
     allocator = ipywidgets.ToggleButtons(options=names, value=names[0], description="allocator",
                                          style={"description_width": "initial", "button_width": "110px"})
     bars = [(metric, name) for metric in ("m1_row_hit_frac", "m3_bandwidth_gbps") for name in names]
-    figure = go.FigureWidget(_empty(frame, names))
+    figure = _empty(frame, names)
 
     def redraw(_change: object = None) -> None:
         chosen, cells = allocator.value, tables[allocator.value, size.value]
@@ -54,9 +58,10 @@ def placement_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
             "xaxis2.range": [0, len(cells) + 1],
             "annotations[2].text": f"<b>{chosen}</b>: {figures.touched(cells)}"}, [len(bars)])
 
+    redraw()
+    figure = go.FigureWidget(figure)
     size.observe(redraw, "value")
     allocator.observe(redraw, "value")
-    redraw()
     return ipywidgets.VBox([ipywidgets.HBox([size, allocator]), figure])
 
 
@@ -101,7 +106,7 @@ def life_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
                                 layout={"width": "560px"}, continuous_update=True)
     play = ipywidgets.Play(value=step.value, min=begin, max=end, step=max(1, (end - begin) // 120), interval=250)
     ipywidgets.jslink((play, "value"), (step, "value"))
-    figure = go.FigureWidget(_places(frame, names))
+    figure = _places(frame, names)
 
     def redraw(_change: object = None) -> None:
         now = [walk_figures.moment(frame, name, step.value) for name in names]
@@ -111,8 +116,9 @@ def life_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
             f"annotations[{i}].text": f"<b>{name}</b>, step {step.value}: {moment.words}"
             for i, (name, moment) in enumerate(zip(names, now, strict=True))}, list(range(len(places))))
 
-    step.observe(redraw, "value")
     redraw()
+    figure = go.FigureWidget(figure)
+    step.observe(redraw, "value")
     return ipywidgets.VBox([ipywidgets.HBox([step, play]), figure])
 
 
@@ -154,7 +160,7 @@ def predictor_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
                                   layout={"width": "440px"}, continuous_update=False)
     step = ipywidgets.IntSlider(value=len(head.scores) // 2, min=0, max=len(head.scores) - 1, description="decode step",
                                 style=wide, layout={"width": "440px"}, continuous_update=False)
-    figure = go.FigureWidget(_blank(frame, head))
+    figure = _blank(frame, head)
 
     def redraw(_change: object = None) -> None:
         theta = predictor.Theta(*(slider.value for slider in sliders.values()))
@@ -178,9 +184,10 @@ def predictor_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
             "annotations[1].text": f"<b>all steps</b>: coverage {covered.mean():.3f}; last step's, as many: "
                                    f"{reused.mean():.3f}"})
 
+    redraw()
+    figure = go.FigureWidget(figure)
     for control in (*sliders.values(), size, step):
         control.observe(redraw, "value")
-    redraw()
     left, right = ipywidgets.VBox(list(sliders.values())), ipywidgets.VBox([size, step])
     return ipywidgets.VBox([ipywidgets.HBox([left, right]), figure])
 
