@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Work is spread over processes, one per core: threads inside each only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 FLASHINFER := flashinfer-python==0.6.8.post1 apache-tvm-ffi==0.1.15.post2
-SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile
+SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup reproduce smoke test test-all lab report verify bench model traces gpu recorded newcomer clean
 

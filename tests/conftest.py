@@ -12,6 +12,16 @@ import pytest
 from artifact.__main__ import main
 from artifact.study import provenance
 
+# The files that take longest come first: whatever is short fills the gaps at the end. JupyterLab comes after others
+# have compiled what it needs.
+LONGEST = ("notebooks", "packaging", "pages", "chain", "triton", "figures", "lab", "readme", "aot", "attention")
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """Files in the order of `LONGEST`, then the rest; tests of a file stay in theirs."""
+    place = {f"test_{name}.py": at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
+
 
 class Ran(NamedTuple):
     """One run of the command line."""
