@@ -45,7 +45,38 @@ def texts(figure):
     return [figure["layout"]["title"]["text"], *(note["text"] for note in figure["layout"].get("annotations", []))]
 
 
+def symbols(trace):
+    """The marks of a trace, as a set; a bar is a square in a legend."""
+    if "markers" not in trace.get("mode", ""):
+        return {"square"} if trace["type"] == "bar" else set()
+    found = trace.get("marker", {}).get("symbol", "circle")
+    return {found} if isinstance(found, str) else set(found)
+
+
 # --- what every figure must be
+
+@pytest.mark.parametrize("key", KEYS)
+def test_what_the_legend_shows_is_in_the_picture(drawn, key):
+    listed = [trace for trace in drawn[key]["data"] if trace.get("x") == [None]]
+    marks = set().union(*(symbols(trace) for trace in drawn[key]["data"] if trace not in listed))
+    for trace in listed:
+        assert symbols(trace) <= marks, trace["name"]
+
+
+@pytest.mark.parametrize("key", ["heatmap", "overlap_heads"])
+def test_numbers_on_a_heat_map_are_legible_on_every_shade(drawn, key):
+    maps = [trace for trace in drawn[key]["data"] if trace["type"] == "heatmap"]
+    assert maps
+    for trace in maps:
+        assert min(style.contrast(trace["textfont"]["color"], shade) for _, shade in trace["colorscale"]) >= 4.5
+
+
+@pytest.mark.parametrize(("one", "other", "ratio"), [("#000000", "#FFFFFF", 21), ("#FFFFFF", "#777777", 4.478),
+                                                     ("#D55E00", "#D55E00", 1)])
+def test_contrast_is_that_of_wcag(one, other, ratio):
+    assert style.contrast(one, other) == pytest.approx(ratio, rel=1e-3) == style.contrast(other, one)
+
+
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_axis_has_a_unit_or_names(drawn, key):

@@ -8,7 +8,7 @@ import nbformat
 import pandas as pd
 import pytest
 
-from artifact.study import chain, claims, provenance, report, results
+from artifact.study import chain, claims, provenance, report, results, style
 
 FIGURE = {"data": [{"type": "bar", "x": ["paged", "pim-aware"], "y": [1226, 2805]}],
           "layout": {"title": {"text": "M3 by <b>allocator</b>"}, "width": 640, "height": 400}}
@@ -128,12 +128,6 @@ def test_pages_serve_keyboards_and_screen_readers(site):
     assert ":focus-visible" in css and "@media print" in css
 
 
-def luminance(colour):
-    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
 def test_colours_contrast_as_wcag_aa_asks(site):
     css = (site / "report.css").read_text()
     named = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", css))
@@ -142,8 +136,7 @@ def test_colours_contrast_as_wcag_aa_asks(site):
     assert len(texts) > 20
     for text in texts:
         for ground in (named["paper"], "#fff4cc", named["wash"]) if text not in code else (named["paper"],):
-            dark, light = sorted((luminance(text), luminance(ground)))
-            assert (light + 0.05) / (dark + 0.05) >= 4.5, f"{text} on {ground}"
+            assert style.contrast(text, ground) >= 4.5, f"{text} on {ground}"
 
 
 def test_provenance_shows_every_finished_run(site):

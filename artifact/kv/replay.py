@@ -46,6 +46,7 @@ def operate(p, operations, tables, held):
             allocators.release(p, slot, row, held[slot])
             held[slot] = 0
 
+
 _DRAM, _MODEL = "hbm3-pim", "llama-gqa-8kv"  # the study's: they size the regions of pim-aware
 
 

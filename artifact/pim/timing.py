@@ -195,6 +195,7 @@ CONSTRAINTS = (
 # what the event loops call a command; in mode AB, PRE is PREA
 ACT, MAC, PRE, PREA, REF, MOVE, SFM, BARRIER = range(8)
 
+
 def roles(mode):
     """A mode's commands -> the event loops' numbers; those of other modes are not among them."""
     found = {f"ACT{mode}": ACT, f"MAC{mode}": MAC, f"PRE{mode}": PRE, "PREA": PREA, "REFab": REF, "MOVE": MOVE,

@@ -159,7 +159,7 @@ def study_points(frame: pd.DataFrame) -> go.Figure:
         for charged, (name, symbol) in symbols.items():
             cells = own[(own["charged"] == charged) & (own["allocator"] == policy)]
             figure.add_scatter(x=cells["run_cycles"].tolist(), y=cells["place"].tolist(), mode="markers", name=policy,
-                               marker={**style.marker(policy, 14), "symbol": symbol}, showlegend=False,
+                               marker=style.marker(policy, 14, symbol), showlegend=False,
                                hovertemplate=f"%{{y}}, {name}: %{{x:,}}<extra></extra>")
     figure.add_scatter(x=theirs["run_cycles"].tolist(), y=theirs["place"].tolist(), mode="markers", showlegend=False,
                        marker=style.ring(None, 24), hovertemplate="%{y}, published: %{x:,}<extra></extra>")

@@ -297,6 +297,7 @@ def sequences(size, *, block_tokens=16):
             wanted = mine["rid"].to_numpy() << 32 | mine["length_tokens"].to_numpy()
     return pd.concat(frames, ignore_index=True)
 
+
 def _pairs(frame):
     """Each allocator's rows of `sequences` beside paged's of the same sequence at the same length."""
     base = frame[frame["allocator"] == "paged"]

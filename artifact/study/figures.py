@@ -24,7 +24,7 @@ from artifact.study import (
     upkeep_figures,
     walk_figures,
 )
-from artifact.study.style import INK, POLICIES, QUIET, SIZE, SMALL, WASH
+from artifact.study.style import INK, POLICIES, QUIET, SMALL, WASH
 
 BLOCK_TOKENS = 16  # vLLM v0.2.7's default block, at which workloads and policies are compared
 WORKLOADS = ("steady", "spec", "prefix", "longctx")
@@ -141,11 +141,8 @@ def heatmap(frame: pd.DataFrame) -> go.Figure:
     figure = style.sheet("Paged: row hits by prompt length and block size", 690, left=130)
     figure.add_heatmap(
         z=cells.to_numpy().tolist(), x=[f"{size:.0f}" for size in cells.columns],
-        y=[f"{prompt:,.0f}" for prompt in cells.index], text=text.to_numpy().tolist(), texttemplate="%{text}",
-        textfont={"size": SIZE}, zmin=_below(frame["m1_row_hit_frac"]), zmax=1, xgap=3, ygap=3,
-        colorscale=[[0, "#F3F8FC"], [0.5, "#7DB5D8"], [1, "#00436B"]], hovertemplate="M1 %{z:.4f}<extra></extra>",
-        colorbar={"title": {"text": "M1 (fraction)", "side": "right", "font": {"size": SMALL}}, "thickness": 16,
-                  "outlinewidth": 0, "tickfont": {"size": SMALL}})
+        y=[f"{prompt:,.0f}" for prompt in cells.index], text=text.to_numpy().tolist(), **style.heat("M1 (fraction)"),
+        zmin=_below(frame["m1_row_hit_frac"]), zmax=1, hovertemplate="M1 %{z:.4f}<extra></extra>")
     figure.update_xaxes(title_text="block size (tokens)", type="category", showgrid=False, ticks="", showline=False)
     figure.update_yaxes(title_text="prompt (tokens)", type="category", showgrid=False, ticks="", showline=False)
     return style.note(figure, frame, published_as="in brackets")
@@ -201,6 +198,7 @@ def gain(frame: pd.DataFrame) -> go.Figure:
                          left=130)
     ways = {"gain_mean_ratio": "mean of rates (the study's)", "gain_total_ratio": "all bytes over all time",
             "gain_cycles_mean_ratio": "mean of rates, in cycles"}
+    symbols = ["circle", "diamond-tall", "star"]
     for i, policy in enumerate(names):
         look = POLICIES[policy]
         cells = frame[frame["allocator"] == policy].set_index("workload")[list(ways)].reindex(found)
@@ -208,7 +206,7 @@ def gain(frame: pd.DataFrame) -> go.Figure:
             figure.add_scatter(x=[min(values), max(values)], y=[y, y], mode="lines", showlegend=False,
                                line={"color": look.colour, "width": 4}, hoverinfo="skip")
             figure.add_scatter(x=list(values), y=[y] * 3, mode="markers", showlegend=False, text=list(ways.values()),
-                               marker={**style.marker(policy, 17), "symbol": [look.symbol, "diamond-tall", "star"]},
+                               marker=style.marker(policy, 17, symbols),
                                hovertemplate=f"{policy}, %{{text}}: %{{x:.3f}}<extra></extra>")
             if not math.isnan(values[0]):
                 text = f"<b>{policy}</b>  {values[0]:.2f} → {values[1]:.2f}, cycles {values[2]:.2f}"
@@ -222,7 +220,7 @@ def gain(frame: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(tickvals=list(range(len(found))), ticktext=[f"<b>{name}</b>" for name in found],
                         range=[len(found) - 0.5, -0.5], showgrid=False, ticks="")
     style.key(figure, [(way, {"mode": "markers", "marker": {"symbol": symbol, "size": 16, "color": QUIET}})
-                       for way, symbol in zip(ways.values(), ("circle", "diamond-tall", "star"), strict=True)])
+                       for way, symbol in zip(ways.values(), symbols, strict=True)])
     return style.note(figure, frame)
 
 

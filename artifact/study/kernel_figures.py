@@ -135,7 +135,7 @@ def table3(frame: pd.DataFrame) -> go.Figure:
     budgets = sorted(frame["budget_tokens"].dropna().astype(int).unique())
     most = max(frame["speedup_ratio"].max(), 1.0)
     figure.update_xaxes(title_text="budget (tokens)", type="log", tickvals=budgets,
-                        ticktext=[f"{budget}" for budget in budgets],
+                        ticktext=[f"{budget:,}" for budget in budgets],
                         range=[math.log10(budgets[0]) - 0.06, math.log10(budgets[-1]) + 0.06])
     figure.update_yaxes(title_text="FlashInfer's time / the kernel's (ratio)", range=[0, 1.08 * most])
     figure.add_hline(y=1, line={"color": INK, "width": 1.5, "dash": "7px,4px"})

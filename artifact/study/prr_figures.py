@@ -13,12 +13,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.study import style
-from artifact.study.style import INK, LOOKS, METHODS, QUIET, SIZE, SMALL
+from artifact.study.style import INK, LOOKS, METHODS, QUIET, SMALL
 
 PAPER = "the PRR paper"
 BENCHMARKS = ("LongBench", "InfiniteBench", "RULER", "AIME", "MATH500")
 _PANELS = (("quest", 16), ("infllm", 64))
-_SHADES = ("#FAFCFE", "#62A4CF")  # little to much, dark ink readable on both
 _KINDS = (("again", "#9CC9E6", "square", 5, "selected again"), ("new", "#D55E00", "diamond", 9, "new"),
           ("forced", INK, "square", 7, "always: the newest token's"))
 _LONG = 152  # px below a plot, for a note of three lines
@@ -106,13 +105,10 @@ def overlap_heads(frame: pd.DataFrame) -> go.Figure:
         cells = frame[(frame["method"] == name) & (frame["page_tokens"] == page)]
         cells = cells.pivot(index="layer", columns="head", values="overlap_frac")
         figure.add_heatmap(z=cells.to_numpy().tolist(), x=[f"{head}" for head in cells.columns],
-                           y=[f"{layer}" for layer in cells.index], xgap=3, ygap=3, zmin=low, zmax=1,
-                           text=cells.map("{:.3f}".format).to_numpy().tolist(), texttemplate="%{text}",
-                           textfont={"size": SIZE, "color": INK}, colorscale=_scale(),
-                           showscale=col == len(shown), row=1, col=col,
+                           y=[f"{layer}" for layer in cells.index], zmin=low, zmax=1,
+                           text=cells.map("{:.3f}".format).to_numpy().tolist(), **style.heat("overlap (fraction)"),
                            hovertemplate="layer %{y}, head %{x}: %{z:.4f}<extra></extra>",
-                           colorbar={"title": {"text": "overlap (fraction)", "side": "right", "font": {"size": SMALL}},
-                                     "thickness": 16, "outlinewidth": 0, "tickfont": {"size": SMALL}})
+                           showscale=col == len(shown), row=1, col=col)
         style.heading(figure, f"<b>{style.said(name)}</b>, {page} tokens", col=col)
         figure.update_xaxes(title_text="KV head (index)", type="category", showgrid=False, ticks="", showline=False,
                             row=1, col=col)
@@ -325,9 +321,5 @@ def _over(frame: pd.DataFrame) -> str:
 
 def _pale(colour: str) -> str:
     return f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)},0.18)"
-
-
-def _scale() -> list[list]:
-    return [[i / (len(_SHADES) - 1), shade] for i, shade in enumerate(_SHADES)]
 
 

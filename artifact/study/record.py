@@ -1,7 +1,8 @@
 """Our own full run, kept in the tree: its CSVs, manifests and pictures, so that figures are seen before any compute.
 
 `python -m artifact.study.record [03 …]` copies what `data/results/full` holds of all or some notebooks, and only what
-their manifests vouch for, and fills the README's tables from it.
+their manifests vouch for, and fills the README's tables from it. `--redraw` instead draws what is kept once more, after
+figures have changed their look.
 """
 
 import io
@@ -12,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from artifact.study import books, paths, readme, results, stills
+from artifact.study import books, figures, paths, plate, readme, results, stills
 
 _WIDE = 1  # pixels per point: half of what a run draws, enough for a screen
 _KEPT = ("notebook", "scale", "seed", "commit", "dirty", "started", "duration_s", "peak_rss_bytes", "os", "cpu",
@@ -29,18 +30,44 @@ def record(folder: Path | None = None, target: Path | None = None, only: Sequenc
     folder = paths.results_dir() / "full" if folder is None else Path(folder)
     target = paths.data_dir() / "recorded" / "full" if target is None else Path(target)
     written = []
-    for book in books.shelf():
-        if only and book.name[:2] not in only:
-            continue
+    for book in books.pick(books.shelf(), only):
         manifest = results.trusted(folder / book.name)
         names = [*book.results, *_pictures(folder / book.name, book.figures, target / book.name)]
         for name in book.results:
             results.write_bytes(target / book.name / name, (folder / book.name / name).read_bytes())
         if names:
-            facts = {key: manifest[key] for key in _KEPT if key in manifest}
-            results.write_manifest(target / book.name, names, origin="recorded", **facts)
+            _vouch(target / book.name, names, manifest)
         written += [f"{book.name}/{name}" for name in names]
     return written
+
+
+def redraw(target: Path | None = None, only: Sequence[str] = ()) -> list[str]:
+    """Draws the pictures of what is recorded again, from its CSVs; returns the names of those that changed.
+
+    `target` and `only` as in `record`. Raises ValueError for a recorded result that is not as it was written.
+    """
+    target = paths.data_dir() / "recorded" / "full" if target is None else Path(target)
+    changed = []
+    for book in books.pick(books.shelf(), only):
+        if not book.figures:
+            continue
+        manifest = results.trusted(target / book.name)
+        with tempfile.TemporaryDirectory(prefix="artifact-") as draft:
+            for key in book.figures:
+                plot = figures.known(key)
+                plate.write(key, target / plot.notebook / plot.result, Path(draft) / "figures" / f"{key}.json")
+            _pictures(Path(draft), book.figures, target / book.name)
+        before, names = manifest["files"], list(manifest["files"])
+        after = _vouch(target / book.name, names, manifest)
+        changed += [f"{book.name}/{name}" for name in names if before[name] != after[name]]
+    return changed
+
+
+def _vouch(folder: Path, names: list[str], manifest: dict) -> dict:
+    """Writes `folder`'s manifest: of `names`, with what `manifest` says of their run; returns what it lists."""
+    facts = {key: manifest[key] for key in _KEPT if key in manifest}
+    results.write_manifest(folder, names, origin="recorded", **facts)
+    return results.trusted(folder)["files"]
 
 
 def _small(path: Path) -> bytes:
@@ -55,16 +82,17 @@ def _small(path: Path) -> bytes:
 
 def _pictures(home: Path, keys: tuple[str, ...], target: Path) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="artifact-") as draft:
-        figures = [Path(draft) / f"{key}.json" for key in keys]
-        for path in figures:
+        drafts = [Path(draft) / f"{key}.json" for key in keys]
+        for path in drafts:
             shutil.copy(home / "figures" / path.name, path)
-        stills.export(figures, lambda line: print(line, file=sys.stderr), scale=_WIDE)
-        drawn = [path.with_suffix(".png") for path in figures if path.with_suffix(".png").is_file()]
+        stills.export(drafts, lambda line: print(line, file=sys.stderr), scale=_WIDE)
+        drawn = [path.with_suffix(".png") for path in drafts if path.with_suffix(".png").is_file()]
         for path in drawn:
             results.write_bytes(target / "figures" / path.name, _small(path))
         return [f"figures/{path.name}" for path in drawn]
 
 
 if __name__ == "__main__":
-    print(json.dumps(record(only=sys.argv[1:]), indent=1))
+    redrawn, chosen = "--redraw" in sys.argv, [word for word in sys.argv[1:] if word != "--redraw"]
+    print(json.dumps((redraw if redrawn else record)(only=chosen), indent=1))
     readme.refresh()

@@ -199,7 +199,7 @@ def dataflow(frame: pd.DataFrame) -> go.Figure:
         figure.add_shape(type="line", x0=x, x1=x, y0=178, y1=234, line={"color": _AGAIN, "width": 2, "dash": "2px,4px"})
     _text(figure, 1, 446, f"Blue: selected in both steps. In the paper's Table 5, <b>{row['overlap_frac']:.3f}</b> "
                             "of a step's blocks (drawn: 7 of 9).")
-    _text(figure, 1, 474, "Red: selected in one of the two. Which ones is known only once top K is done:")
+    _text(figure, 1, 474, "Orange: selected in one of the two. Which ones is known only once top K is done:")
     _text(figure, 1, 502, "attention waits for that in every layer, and everything after it waits for attention.")
     return style.note(figure, frame, f"{row['model']} with {style.said(row['method'])}, "
                       f"{row['context_tokens'] / 1024:.0f}K tokens", of="drawing; shares: ", by="the PRR paper")

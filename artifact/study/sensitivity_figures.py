@@ -75,7 +75,7 @@ def options(frame: pd.DataFrame) -> go.Figure:
     for way, symbol, shift, name in ways:
         spans = [cells[f"{way}_max"] - cells[way], cells[way] - cells[f"{way}_min"]]
         figure.add_scatter(x=cells[way].round(5).tolist(), y=[place + shift for place in places], mode="markers",
-                           name=name, marker={**style.marker("pim-aware", 13), "symbol": symbol},
+                           name=name, marker=style.marker("pim-aware", 13, symbol),
                            error_x={"array": spans[0].round(5).tolist(), "arrayminus": spans[1].round(5).tolist(),
                                     "color": POLICIES["pim-aware"].colour, "thickness": 2, "width": 5},
                            hovertemplate=f"pim-aware, {name}: %{{x:.3f}}<extra></extra>")

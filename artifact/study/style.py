@@ -134,22 +134,30 @@ def short(value: float) -> str:
     return f"{value:.2g}" if abs(value) < 99.5 else f"{float(f'{value:.2g}'):,.0f}"
 
 
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours, 1 to 21 (WCAG 2)."""
+    light = []
+    for colour in (one, other):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+                  for c in (int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5))]
+        light.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+    return max(light) / min(light)
+
+
 def legible(colour: str, ratio: float = 4.5) -> str:
     """`colour`, darkened as little as text on white needs for a contrast of `ratio` (WCAG AA for small text: 4.5)."""
     parts = [int(colour[i:i + 2], 16) for i in (1, 3, 5)]
-    for share in range(100, -1, -1):
-        dark = [round(part * share / 100) for part in parts]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in dark)]
-        if 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05) >= ratio:
-            break
-    return "#{:02X}{:02X}{:02X}".format(*dark)
+    darker = ("#{:02X}{:02X}{:02X}".format(*(round(part * share / 100) for part in parts))
+              for share in range(100, -1, -1))
+    return next(dark for dark in darker if contrast(dark, "#FFFFFF") >= ratio)
 
 
-def marker(policy: str, size: int = 11) -> dict:
-    """The filled marker of a policy or predictor: what this artifact computed."""
+def marker(policy: str, size: int = 11, symbol: str | Sequence[str] | None = None) -> dict:
+    """The filled marker of a policy or predictor: what this artifact computed. `symbol`: None = its own."""
     look = LOOKS[policy]
-    size += 3 if look.symbol == "triangle-up" else 0  # which covers less than the others of its size
-    return {"symbol": look.symbol, "color": look.colour, "size": size, "line": {"color": "white", "width": 1}}
+    symbol = look.symbol if symbol is None else symbol
+    size += 3 if symbol == "triangle-up" else 0  # which covers less than the others of its size
+    return {"symbol": symbol, "color": look.colour, "size": size, "line": {"color": "white", "width": 1}}
 
 
 def ring(policy: str | None, size: int = 20) -> dict:
@@ -164,6 +172,14 @@ def fill(policy: str) -> dict:
     return {"color": look.colour, "line": {"color": look.colour, "width": 1.5},
             "pattern": {"shape": look.pattern, "fgcolor": "white", "bgcolor": look.colour, "size": 10,
                         "solidity": 0.25}}
+
+
+def heat(title: str) -> dict:
+    """The look of a heat map with a number in each cell, readable on every shade. `title`: what it shows, with unit."""
+    return {"colorscale": [[0, "#FAFCFE"], [1, "#62A4CF"]], "texttemplate": "%{text}", "xgap": 3, "ygap": 3,
+            "textfont": {"size": SIZE, "color": INK},
+            "colorbar": {"title": {"text": title, "side": "right", "font": {"size": SMALL}}, "thickness": 16,
+                         "outlinewidth": 0, "tickfont": {"size": SMALL}}}
 
 
 def note(figure: go.Figure, frame: pd.DataFrame, *more: str, of: str = "", published_as: str = "hollow",
