@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from artifact.prr import baselines, calibration, coverage, predictor
-from artifact.study import figures, style, walk_figures
+from artifact.study import bandwidth_figures, style, walk_figures
 from artifact.study.style import INK, LOOKS, POLICIES, SMALL
 
 COLUMNS = ("allocator", "block_tokens", "order_index", "block", "region", "slot", "blocks_per_region",
@@ -37,7 +37,7 @@ def placement_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
             if (name, size) not in tables:
                 raise ValueError(f"placement explorer: no rows of {name} with blocks of {size} tokens")
     size = ipywidgets.SelectionSlider(
-        options=sizes, value=figures.BLOCK_TOKENS if figures.BLOCK_TOKENS in sizes else sizes[0],
+        options=sizes, value=bandwidth_figures.BLOCK_TOKENS if bandwidth_figures.BLOCK_TOKENS in sizes else sizes[0],
         description="block size (tokens)", style={"description_width": "initial"}, layout={"width": "440px"})
     allocator = ipywidgets.ToggleButtons(options=names, value=names[0], description="allocator",
                                          style={"description_width": "initial", "button_width": "110px"})
@@ -56,7 +56,7 @@ def placement_explorer(frame: pd.DataFrame) -> ipywidgets.VBox:
             "customdata": [cells[["block", "slot"]].to_numpy().tolist()], "marker": [style.marker(chosen, 11)],
             "line.color": POLICIES[chosen].colour}, {
             "xaxis2.range": [0, len(cells) + 1],
-            "annotations[2].text": f"<b>{chosen}</b>: {figures.touched(cells)}"}, [len(bars)])
+            "annotations[2].text": f"<b>{chosen}</b>: {bandwidth_figures.touched(cells)}"}, [len(bars)])
 
     redraw()
     figure = go.FigureWidget(figure)
