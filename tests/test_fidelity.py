@@ -188,9 +188,10 @@ def test_the_figures_draw_each_mode_where_it_lies(nll, marks):
 
 # --- a model
 
-@pytest.fixture(scope="module")
-def live():
-    """A random model and one token a byte: what it says is nonsense, its attention is not."""
+@pytest.fixture
+def babbler(monkeypatch):
+    """In the place of all weights a random model, and one token a byte: what it says is nonsense, its attention is
+    not. For one test: the next may read real weights."""
     pytest.importorskip("transformers")
     from test_capture import tiny
     from test_prompts import Bytes
@@ -199,16 +200,18 @@ def live():
         def decode(self, ids):
             return bytes(min(token, 255) for token in ids).decode("latin-1")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "find", lambda *_: "tiny")
-        patch.setattr(weights, "load", lambda _: tiny(num_hidden_layers=3, head_dim=16, max_position_embeddings=1024))
-        patch.setattr(weights, "tokenizer", lambda _: Words())
-        patch.setattr(joblib, "cpu_count", lambda: 2)
-        with joblib.parallel_config(backend="sequential"):  # another process would load the model itself
-            yield fidelity.readings(SMALL)
+    shape = {"num_hidden_layers": 3, "head_dim": 16, "max_position_embeddings": 1024}
+    monkeypatch.setattr(weights, "find", lambda *_: "tiny")
+    monkeypatch.setattr(weights, "load", lambda _: tiny(**shape))
+    monkeypatch.setattr(weights, "tokenizer", lambda _: Words())
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 2)
+    with joblib.parallel_config(backend="sequential"):  # another process would load the model itself
+        yield
 
 
-def test_a_model_is_read_in_every_mode(live):
+@pytest.mark.usefixtures("babbler")
+def test_a_model_is_read_in_every_mode():
+    live = fidelity.readings(SMALL)
     plans = 1 + sum(map(len, fidelity.RUNS.values()))
     assert len(live) == 2 * plans and [one.text for one in live[::plans]] == ["us-constitution", "kjv-genesis-exodus"]
     by = {fidelity._key(one.run): one for one in live[:plans]}
@@ -230,7 +233,8 @@ def test_a_model_is_read_in_every_mode(live):
     assert set(errors.query("method == 'infllm'")["layer"]) == {0, 1, 2}
 
 
-def test_prompts_that_hide_a_fact_are_asked_in_every_mode(live, monkeypatch):
+@pytest.mark.usefixtures("babbler")
+def test_prompts_that_hide_a_fact_are_asked_in_every_mode(monkeypatch):
     from artifact.models import attention
 
     def said(model, ids, plan, steps, *, prompt, enough):
