@@ -77,7 +77,6 @@ def test_contrast_is_that_of_wcag(one, other, ratio):
     assert style.contrast(one, other) == pytest.approx(ratio, rel=1e-3) == style.contrast(other, one)
 
 
-
 @pytest.mark.parametrize("key", KEYS)
 def test_every_axis_has_a_unit_or_names(drawn, key):
     for name, axis in axes(drawn[key]).items():

@@ -133,11 +133,11 @@ def _opened(root, folder, name, browser, complaints, screenshots):
         page = browser.new_page(viewport={"width": 1400, "height": 1000})
         said = complaints(page)
         page.add_init_script(IMPATIENT)
-        page.goto(address, timeout=120_000)
-        _run_all(page)
-        assert page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
-        page.locator(".jupyter-widgets .noUi-handle").first.scroll_into_view_if_needed()
         try:
+            page.goto(address, timeout=120_000)
+            _run_all(page)
+            assert page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+            page.locator(".jupyter-widgets .noUi-handle").first.scroll_into_view_if_needed()
             yield page, len(notebook["metadata"]["artifact"]["figures"]), said
         except BaseException:  # a timeout, a failed check: what the reader would have seen
             _picture(page, screenshots / f"lab-{name}-failed.png")

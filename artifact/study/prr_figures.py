@@ -321,5 +321,3 @@ def _over(frame: pd.DataFrame) -> str:
 
 def _pale(colour: str) -> str:
     return f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)},0.18)"
-
-

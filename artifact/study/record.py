@@ -24,15 +24,18 @@ def record(folder: Path | None = None, target: Path | None = None, only: Sequenc
     """Copies each notebook's results and draws its figures again, smaller; returns the names written.
 
     `folder`: None = data/results/full; `target`: None = data/recorded/full; `only`: the first two digits of some
-    notebooks. Raises ValueError for a notebook whose results its manifest does not vouch for: then nothing of it is
-    written.
+    notebooks. Raises ValueError for digits of none, and for a notebook whose results its manifest does not vouch for:
+    then nothing of it is written.
     """
     folder = paths.results_dir() / "full" if folder is None else Path(folder)
     target = paths.data_dir() / "recorded" / "full" if target is None else Path(target)
     written = []
     for book in books.pick(books.shelf(), only):
         manifest = results.trusted(folder / book.name)
-        names = [*book.results, *_pictures(folder / book.name, book.figures, target / book.name)]
+        with tempfile.TemporaryDirectory(prefix="artifact-") as draft:
+            for key in book.figures:
+                shutil.copy(folder / book.name / "figures" / f"{key}.json", draft)
+            names = [*book.results, *_pictures(Path(draft), target / book.name)]
         for name in book.results:
             results.write_bytes(target / book.name / name, (folder / book.name / name).read_bytes())
         if names:
@@ -55,8 +58,8 @@ def redraw(target: Path | None = None, only: Sequence[str] = ()) -> list[str]:
         with tempfile.TemporaryDirectory(prefix="artifact-") as draft:
             for key in book.figures:
                 plot = figures.known(key)
-                plate.write(key, target / plot.notebook / plot.result, Path(draft) / "figures" / f"{key}.json")
-            _pictures(Path(draft), book.figures, target / book.name)
+                plate.write(key, target / plot.notebook / plot.result, Path(draft) / f"{key}.json")
+            _pictures(Path(draft), target / book.name)
         before, names = manifest["files"], list(manifest["files"])
         after = _vouch(target / book.name, names, manifest)
         changed += [f"{book.name}/{name}" for name in names if before[name] != after[name]]
@@ -80,16 +83,13 @@ def _small(path: Path) -> bytes:
     return kept.getvalue()
 
 
-def _pictures(home: Path, keys: tuple[str, ...], target: Path) -> list[str]:
-    with tempfile.TemporaryDirectory(prefix="artifact-") as draft:
-        drafts = [Path(draft) / f"{key}.json" for key in keys]
-        for path in drafts:
-            shutil.copy(home / "figures" / path.name, path)
-        stills.export(drafts, lambda line: print(line, file=sys.stderr), scale=_WIDE)
-        drawn = [path.with_suffix(".png") for path in drafts if path.with_suffix(".png").is_file()]
-        for path in drawn:
-            results.write_bytes(target / "figures" / path.name, _small(path))
-        return [f"figures/{path.name}" for path in drawn]
+def _pictures(draft: Path, target: Path) -> list[str]:
+    """Draws the figures in `draft` into `target`/figures; returns the names written."""
+    stills.export(sorted(draft.glob("*.json")), lambda line: print(line, file=sys.stderr), scale=_WIDE)
+    drawn = sorted(draft.glob("*.png"))
+    for path in drawn:
+        results.write_bytes(target / "figures" / path.name, _small(path))
+    return [f"figures/{path.name}" for path in drawn]
 
 
 if __name__ == "__main__":
